@@ -40,7 +40,6 @@ def run(argv: list[str]) -> int:
     from penstock.run.plan import Plan
     from penstock.run.presets import find_preset, with_preset
     from penstock.run.timeline import check_path
-    from penstock.samplers import sized
 
     if args.trace is not None:
         check_path(args.trace)
@@ -50,7 +49,7 @@ def run(argv: list[str]) -> int:
     settings = exp.sampler_settings
     exp = replace(
         exp,
-        sampler=sized(settings, BatchSpec(args.T or settings.spec.T, args.B or settings.spec.B)),
+        sampler=settings.sized(BatchSpec(args.T or settings.spec.T, args.B or settings.spec.B)),
         imports=(*exp.imports, *args.imports),
         env_kwargs={**exp.env_kwargs, **kwargs},
         env_options={**exp.env_options, **key_values(args.env_options, "--env-options")},

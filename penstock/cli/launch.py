@@ -64,7 +64,9 @@ def run(argv: list[str]) -> int:
         for exp in {repr(exp.env_config): exp for exp in experiments}.values():
             check_apart(exp.env_config, exp.run.seed, exp.sampler)  # an unknown id is said now, not by every run
         todo, machine = choose(queue, args.retry), read_machine()
-        count = args.slots or max(1, min(machine.busy_cores // _cores(experiments), len(todo)))
+        count = args.slots or max(
+            1, min(machine.busy_cores // max(exp.sampler_settings.cores for exp in experiments), len(todo))
+        )
         slots = slices(machine, count)
         if not os.path.exists(folder / STATE):
             _refuse_other_things(folder, STATE)
@@ -154,19 +156,6 @@ def _experiment(argv: Sequence[str]) -> Experiment:
     except SystemExit:
         print(f"penstock launch: nothing was started; these options are wrong: {' '.join(argv)}", file=sys.stderr)
         raise
-
-
-def _cores(experiments: Sequence[Experiment]) -> int:
-    """Cores that the largest run keeps busy: its workers, and a learner that acts for them or trains meanwhile."""
-    from penstock.samplers.cpu import CpuSampler
-
-    def cores(sampler: object) -> int:
-        if hasattr(sampler, "inner"):
-            inner = cores(sampler.inner)  # pyright: ignore[reportAttributeAccessIssue]
-            return 1 + getattr(sampler, "runners", 1) * inner
-        return getattr(sampler, "workers", 0) + (not isinstance(sampler, CpuSampler))
-
-    return max(cores(exp.sampler_settings) for exp in experiments)
 
 
 def _parser() -> Parser:

@@ -24,7 +24,7 @@ from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, wr
 from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
 from penstock.run.files.stored import NOTHING, Again, StoredConfig, named, read_config, undamaged
 from penstock.run.trainer import Trainer
-from penstock.samplers import content, placed
+from penstock.samplers import placed
 
 _OTHERS = "or it is not of these settings, or of another version"
 _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard_deadline_s")
@@ -109,7 +109,7 @@ def _placed(stored: Experiment, changes: Mapping[str, Any]) -> Experiment:
     before = stored.sampler_settings
     found, rest = placed(before, asked)
     exp = override(replace(stored, sampler=found), rest)
-    old, new = content(before), content(exp.sampler_settings)
+    old, new = before.content(), exp.sampler_settings.content()
     odd = [name for name in (*old, *new) if old.get(name) != new.get(name)]
     if odd:
         raise ConfigError(

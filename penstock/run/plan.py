@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
@@ -21,7 +21,6 @@ from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, check_fits
-from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.offline import check_teacher
@@ -81,7 +80,7 @@ class Plan:
                 'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
             )
         settings = made_from.sampler_settings
-        if ahead and isinstance(settings, CpuSampler) and made_from.run.learners == 1:
+        if ahead and made_from.run.learners == 1:
             settings.start_ahead()
         try:
             plan = cls.with_usual_sampler(made_from)
@@ -179,10 +178,10 @@ def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig,
     return config, dict(zip(config.seating.policies, config.seating.specs))
 
 
-def _ours(settings: Any) -> bool:
+def _ours(settings: SamplerSettings) -> bool:
     """True for samplers that know of `EnvConfig.evaluation`: not for a user's own."""
-    inner = getattr(settings, "inner", None)
-    return type(settings).__module__.partition(".")[0] == "penstock" and (inner is None or _ours(inner))
+    known = type(settings).__module__.partition(".")[0] == "penstock"
+    return known and (settings.inner is None or _ours(settings.inner))
 
 
 def _alike(report: EnvReport, env: EnvConfig, held_out: EnvReport, eval_env: EnvConfig) -> bool:
@@ -193,14 +192,10 @@ def _alike(report: EnvReport, env: EnvConfig, held_out: EnvReport, eval_env: Env
 
 def _fitted(settings: SamplerSettings, discount: float | None, specs: Specs) -> SamplerSettings:
     """The settings, with what they leave to an experiment: discount of logged returns, shared memory of a cluster."""
-    own: Any = settings
-    if hasattr(own, "inner"):
-        own = replace(own, inner=_fitted(own.inner, discount, specs))
-        if isinstance(own, RunnerSampler):
-            own = own.fitted([specs] if isinstance(specs, EnvSpec) else specs.values())
-        return cast(SamplerSettings, own)
-    follows = discount is not None and getattr(own, "discount", 0.0) is None
-    return replace(own, discount=discount) if follows else settings
+    own = settings.with_discount(discount)
+    return (
+        own.fitted([specs] if isinstance(specs, EnvSpec) else specs.values()) if isinstance(own, RunnerSampler) else own
+    )
 
 
 def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:
@@ -219,10 +214,10 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
             raise ConfigError(f"policy {name!r}: {error}" if name else str(error)) from None
 
 
-def _check_stale(algo: Any, settings: Any, policy: Policy) -> None:
+def _check_stale(algo: Any, settings: SamplerSettings, policy: Policy) -> None:
     """Raises ConfigError for an algorithm that does not learn from the stale batches or fragments of its sampler."""
-    depth, name = getattr(settings, "depth", 0), type(algo).__name__
-    if getattr(settings, "mode", "rounds") == "ready":
+    depth, name = settings.depth, type(algo).__name__
+    if settings.mode == "ready":
         why, instead = "", "mode='rounds', or IMPALA or APPO"
         if not getattr(algo, "takes_fragments", False):
             why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
@@ -243,9 +238,9 @@ def _check_stale(algo: Any, settings: Any, policy: Policy) -> None:
         )
 
 
-def _check_whole(settings: Any) -> None:
+def _check_whole(settings: SamplerSettings) -> None:
     """Raises ConfigError for a sampler whose batches do not go on where the one before has ended."""
-    if getattr(settings, "mode", "rounds") == "ready":
+    if settings.mode == "ready":
         raise ConfigError(
             "min_rows keeps rows of slots that follow each other from one batch to the next, and sampler.mode='ready' "
             "makes a batch of any runner; use mode='rounds'"

@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, nearest
 from penstock.envs.ids import import_path_of, is_raw
 from penstock.run.experiment import Experiment
 from penstock.run.files.settings_file import read_toml, require_trust
-from penstock.samplers import find_sampler, placed, sized
+from penstock.samplers import find_sampler, placed
 
 _FOLDER = Path(__file__).parent.parent / "presets"
 _NOTES = ("why",)
@@ -146,7 +146,7 @@ def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
     settings = make_algo(algo)
     changes = dict(found.changes) if found else {}
     players = {key.removeprefix(_POLICIES): changes.pop(key) for key in [*changes] if key.startswith(_POLICIES)}
-    sampler = sized(find_sampler("serial")(), settings.batch)
+    sampler = find_sampler("serial")().sized(settings.batch)
     try:
         sampler, changes = placed(sampler, changes)
         exp = override(Experiment(env=env, algo=settings, sampler=sampler), changes)

@@ -17,7 +17,6 @@ from penstock.learn.rows.minibatch import part_count
 from penstock.run.files.rundir import changes_since
 from penstock.run.progress import number
 from penstock.run.trainer import Trainer
-from penstock.samplers import described
 from penstock.samplers.episodes import Episodes
 
 STOPPED = "stop"
@@ -69,7 +68,7 @@ def headline(trainer: Trainer) -> str:
     together = "" if trainer.learners is None else f", {trainer.learners.size} learners"
     seating = trainer.plan.env.seating
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
-    where = f"{described(trainer.exp.sampler_settings)}; learns on {trainer.exp.run.device}"
+    where = f"{trainer.exp.sampler_settings.described}; learns on {trainer.exp.run.device}"
     tail = f"{end}{trainer.run_dir}\n  sampler {where}"
     tail += "".join(f"\n  {note}" for note in (trainer.exp.env_config.note, trainer.plan.report.note) if note)
     if seating is None:

@@ -8,8 +8,6 @@ from typing import Any, get_type_hints
 
 from penstock.core.config import import_object, override, whole
 from penstock.core.errors import ConfigError, nearest
-from penstock.core.machine import counted
-from penstock.core.spec import BatchSpec
 
 SAMPLERS = {
     "serial": "penstock.samplers.serial:SerialSampler",
@@ -32,8 +30,6 @@ ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.ag
 """Modules that workers that act import, once for all of them; none of them starts a thread."""
 _EARLY = ("sampler.mode", "sampler.runners", "sampler.min_runners")
 """Settings on which the slots of each runner depend, and one that depends on them."""
-_KEPT = ("max_decorrelation_steps", "reset", "discount", "journal_steps", "depth", "weights")
-"""Settings that decide what is in a batch, besides T and B; all others are of its place and its speed."""
 
 
 def find_sampler(name: str) -> Any:
@@ -50,49 +46,9 @@ def find_sampler(name: str) -> Any:
     return found
 
 
-def described(sampler: Any) -> str:
-    """A sampler in words, as in `cpu with 2 workers` or `runners: 4 on processes, 16 slots each, serial`."""
-    path = f"{type(sampler).__module__}:{type(sampler).__qualname__}"
-    name = next((known for known, at in SAMPLERS.items() if at == path), type(sampler).__name__)
-    if not hasattr(sampler, "inner"):
-        return f"{name} with {counted(sampler.workers, 'worker')}" if hasattr(sampler, "workers") else name
-    inner, ahead = described(sampler.inner), f", depth {sampler.depth}" if sampler.depth else ""
-    if not hasattr(sampler, "runners"):
-        return f"{name}: {inner}{ahead}"
-    mode = ", ready mode" if sampler.mode == "ready" else ""
-    slots = counted(sampler.inner.spec.B, "slot")
-    return f"{name}: {sampler.runners} on {sampler.backend}, {slots} each, {inner}{mode}{ahead}"
-
-
 def samplers_with(setting: str) -> list[str]:
     """The names of samplers that have a setting of this name."""
     return [name for name in SAMPLERS if setting in {f.name for f in fields(find_sampler(name))}]
-
-
-def sized(sampler: Any, spec: BatchSpec) -> Any:
-    """The settings with this T and B, inner sampler included; fewer workers and groups where B demands it.
-
-    Raises:
-        ConfigError: B cannot be divided among the runners of a RunnerSampler.
-    """
-    if hasattr(sampler, "inner"):
-        parts = sampler.spec.B // sampler.inner.spec.B
-        if spec.B % parts:
-            each = -(-spec.B // parts)
-            fit = f"a number that divides {spec.B}"
-            if parts > spec.B:
-                fit = f"at most {spec.B}, since more runners than slots make no sense"
-            raise ConfigError(
-                f"sampler.runners={parts} for the B={spec.B} of a batch; expected {fit}; or set the slots of "
-                f"each runner, e.g. sampler.inner.B={each} (--sampler.inner.B {each}) for {each * parts} in all"
-            )
-        return replace(sampler, inner=sized(sampler.inner, spec._replace(B=spec.B // parts)))
-    changes: dict[str, Any] = {"T": spec.T, "B": spec.B}
-    if hasattr(sampler, "groups"):
-        changes["groups"] = min(sampler.groups, spec.B)
-    if hasattr(sampler, "workers"):
-        changes["workers"] = max(min(sampler.workers, spec.B // changes.get("groups", 1)), 1)
-    return replace(sampler, **changes)
 
 
 def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -112,48 +68,25 @@ def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any
     name, inner = (rest.pop(f"{path}.name", rest.pop(path, None)) for path in ("sampler", "sampler.inner"))
     found = sampler
     if name is not None:
-        found = _in_place_of(sampler, find_sampler(name)) if isinstance(name, str) else name
+        found = find_sampler(name)().in_place_of(sampler) if isinstance(name, str) else name
     if inner is not None:
         found = replace(found, inner=_inside(found, inner))
-    early = {path: rest[path] for path in _EARLY if path in rest and hasattr(found, path.partition(".")[2])}
+    early = {path: rest[path] for path in _EARLY if path in rest and found.runners}
     if not (early or isinstance(name, str) or inner is not None):
         return found, rest
     spec = sampler.spec
-    if hasattr(found, "runners"):  # each is checked with the one before, and not with the number that it replaces
+    if found.runners:  # each is checked with the one before, and not with the number that it replaces
         early.setdefault("sampler.min_runners", found.min_runners)
         found = override({"sampler": replace(found, min_runners=1)}, early)["sampler"]
-    if hasattr(found, "runners") and (B := rest.get("sampler.inner.B")) is not None:
-        parts = found.spec.B // found.inner.spec.B
-        spec = spec._replace(B=parts * (whole(B) if isinstance(B, str) else B))
-    return sized(found, spec), rest
-
-
-def content(sampler: Any) -> dict[str, Any]:
-    """The settings that decide what is in a batch: of two samplers with equal ones each can go on for the other."""
-    found: dict[str, Any] = {"T": sampler.spec.T, "B": sampler.spec.B, "mode": "rounds", "depth": 0, "weights": "exact"}
-    for settings in (getattr(sampler, "inner", sampler), sampler):
-        found |= {key: getattr(settings, key) for key in (*_KEPT, "mode") if hasattr(settings, key)}
-    if not found["depth"]:  # an AsyncSampler that waits has checkpoints of its own form
-        found["asynchronous"] = hasattr(sampler, "inner") and not hasattr(sampler, "runners")
-    return found
-
-
-def _in_place_of(old: Any, cls: Any) -> Any:
-    """Settings of this class with what decides the content of a batch as in `old`."""
-    if type(old) is cls:
-        return old
-    new = cls()
-    if hasattr(new, "inner"):
-        new = replace(new, inner=_in_place_of(getattr(old, "inner", old), type(new.inner)))
-    elif hasattr(old, "inner"):
-        old = old.inner
-    own = {f.name for f in fields(new)}
-    return replace(new, **{key: getattr(old, key) for key in _KEPT if key in own and hasattr(old, key)})
+        if (B := rest.get("sampler.inner.B")) is not None:
+            parts = found.spec.B // found.inner.spec.B
+            spec = spec._replace(B=parts * (whole(B) if isinstance(B, str) else B))
+    return found.sized(spec), rest
 
 
 def _inside(outer: Any, inner: Any) -> Any:
     """Settings of the inner sampler of this name, with what decides the content of a batch as in the one so far."""
-    if not hasattr(outer, "inner"):
+    if outer.inner is None:
         raise ConfigError(
             f"sampler.inner={inner!r} with {type(outer).__name__}, which has no sampler inside it; those that have "
             f"one: --sampler {', '.join(samplers_with('inner'))}"
@@ -168,4 +101,4 @@ def _inside(outer: Any, inner: Any) -> Any:
             f"sampler.inner={inner!r} with {type(outer).__name__}, which is around a {of.__name__}; for another one "
             "use --sampler async (ps.AsyncSampler)"
         )
-    return _in_place_of(outer.inner, cls)
+    return cls().in_place_of(outer.inner)

@@ -63,7 +63,7 @@ class Actor:
                 return torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows
 
             states.append(tree_map(padded, mine))
-        first = slots.first_slot
+        first = slots.host.slots.start
         seed = slots.host.seed
         noise = None if mode == DETERMINISTIC else Noise(seed, Purpose(mode), itr, first)
         self._collect(self._pool, self._agents, self._batches[buffer], views, states, noise)

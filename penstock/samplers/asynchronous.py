@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Positive, Whole, check_settings
 from penstock.core.spec import BatchSpec
@@ -20,6 +19,7 @@ from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.async_live import AsyncLive
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import AlternatingSampler, GpuSampler
+from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.faults import FaultPolicy, Faults
 from penstock.workers.process import packed
@@ -29,10 +29,10 @@ Weights = Literal["exact", "newest"]
 
 
 @dataclass(frozen=True)
-class AsyncSampler:
+class AsyncSampler(SamplerSettings):
     """Settings of a sampler that collects while the learner trains."""
 
-    __new__ = known_names
+    kept = ("depth", "weights")
 
     inner: Any = SerialSampler()
     """Settings of the sampler that collects, in a process of its own."""
@@ -50,7 +50,7 @@ class AsyncSampler:
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
-        if isinstance(self.inner, AsyncSampler) or not callable(getattr(self.inner, "build", None)):
+        if not isinstance(self.inner, SamplerSettings) or self.inner.inner is not None:
             raise ConfigError(
                 f"sampler.inner={self.inner!r}; expected a synchronous sampler's settings, e.g. "
                 "ps.CpuSampler(T=128, B=16, workers=2)"
@@ -64,6 +64,19 @@ class AsyncSampler:
     def spec(self) -> BatchSpec:
         """T and B of the inner sampler."""
         return self.inner.spec
+
+    @property
+    def described(self) -> str:
+        return f"{super().described}: {self.inner.described}" + (f", depth {self.depth}" if self.depth else "")
+
+    @property
+    def cores(self) -> int:
+        """Those of the inner sampler, and one that trains meanwhile."""
+        return 1 + self.inner.cores
+
+    def content(self) -> dict[str, Any]:
+        """One that waits for the learner has checkpoints of its own form."""
+        return super().content() | {"asynchronous": not self.depth}
 
     def build(
         self,

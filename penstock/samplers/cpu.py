@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Self
 
-from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_settings
+from penstock.core.machine import counted
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
@@ -24,13 +24,13 @@ from penstock.processes.python import one_thread_environment
 from penstock.samplers import ACTING
 from penstock.samplers.actor import WorkerActors
 from penstock.samplers.collector import Server
-from penstock.samplers.episodes import DISCOUNT
 from penstock.samplers.live import LiveSampler
+from penstock.samplers.sampler import PLAYING, SamplerSettings, pool_settings
 from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
 from penstock.workers.pool import TRAINING, ProcessPool
 from penstock.workers.process import packed
-from penstock.workers.shares import Shared
+from penstock.workers.shares import Shared, even_split
 from penstock.workers.supervisor import Workers
 
 Groups = Annotated[int, Limit(1, MAX_GROUPS)]
@@ -38,10 +38,10 @@ Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 
 
 @dataclass(frozen=True)
-class WorkerSampler:
+class WorkerSampler(SamplerSettings):
     """Settings of every sampler whose worker processes step environments."""
 
-    __new__ = known_names
+    kept = PLAYING
 
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
@@ -86,9 +86,21 @@ class WorkerSampler:
             )
 
     @property
-    def spec(self) -> BatchSpec:
-        """T and B."""
-        return BatchSpec(self.T, self.B)
+    def described(self) -> str:
+        return f"{super().described} with {counted(self.workers, 'worker')}"
+
+    @property
+    def cores(self) -> int:
+        """One for each worker, and one that acts for them."""
+        return self.workers + 1
+
+    def sized(self, spec: BatchSpec) -> Self:
+        groups = min(self.groups, spec.B)
+        return replace(self, **spec._asdict(), groups=groups, workers=max(min(self.workers, spec.B // groups), 1))
+
+    def shares(self, learners: int) -> list[Self]:
+        workers, whole = even_split(self.workers, learners), super().shares(learners)
+        return [replace(x, workers=max(min(n, x.B // x.groups), 1)) for x, n in zip(whole, workers)]
 
     @property
     def processes(self) -> int:
@@ -148,18 +160,7 @@ class WorkerSampler:
         )
         try:
             pool = ProcessPool(
-                workers,
-                TRAINING,
-                config,
-                seed,
-                self.B,
-                groups=self.groups,
-                reset=self.reset,
-                exclusive=exclusive,
-                max_decorrelation_steps=self.max_decorrelation_steps,
-                first_slot=first_slot,
-                discount=DISCOUNT if self.discount is None else self.discount,
-                journal_steps=self.journal_steps,
+                workers, TRAINING, config, seed, self.B, pool_settings(self), self.groups, exclusive, first_slot
             )
             return LiveSampler(
                 self.spec,
@@ -188,6 +189,11 @@ class CpuSampler(WorkerSampler):
                 "use AlternatingSampler (--sampler alternating), or leave groups out"
             )
         super().__post_init__()
+
+    @property
+    def cores(self) -> int:
+        """One for each worker: the learner waits meanwhile."""
+        return self.workers
 
     def start_ahead(self) -> None:
         """Has the process of which the workers are forked import torch already; `build` takes it."""

@@ -19,6 +19,7 @@ from penstock.envs.pools.native_groups import NativeGroups
 from penstock.samplers.action_server import ActionServer
 from penstock.samplers.cpu import WorkerSampler
 from penstock.samplers.live import LiveSampler
+from penstock.samplers.sampler import require_next_step
 from penstock.workers.shares import Shared
 
 
@@ -69,11 +70,7 @@ class GpuSampler(WorkerSampler):
         self, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None, shared: Shared | None
     ) -> LiveSampler:
         """The live sampler over a native batched environment for each group, and no worker processes."""
-        if self.reset != "next_step" or self.max_decorrelation_steps:
-            raise ConfigError(
-                "a native batched environment resets in the next step by itself; use reset='next_step' and "
-                "max_decorrelation_steps=0"
-            )
+        require_next_step(self)
         default = next(f.default for f in fields(self) if f.name == "workers")
         if self.workers != default or self.affinity is not None:
             raise ConfigError(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, check_settings
 from penstock.core.machine import free_memory
-from penstock.core.spec import BatchSpec
 from penstock.datasets.episode import EpisodeSource, check_spec
 from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
@@ -45,10 +44,10 @@ def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None
 
 
 @dataclass(frozen=True)
-class OfflineSampler:
+class OfflineSampler(SamplerSettings):
     """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
 
-    __new__ = known_names
+    kept = ("discount",)
 
     dataset: str = ""
     """Folder of a dataset, as `penstock record RUN --dataset DIR` or Minari (HDF5) writes it."""
@@ -65,11 +64,6 @@ class OfflineSampler:
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
-
-    @property
-    def spec(self) -> BatchSpec:
-        """T and B."""
-        return BatchSpec(self.T, self.B)
 
     def build(
         self,
@@ -99,24 +93,19 @@ class OfflineSampler:
                 "--sampler offline --sampler.dataset data/a"
             )
         config = as_env_config(env)
-        source = open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
-        try:
+        with ExitStack() as stack:
+            source = open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
+            stack.callback(source.close)
             B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
             evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
-            try:
-                check_spec(source.spec, evaluator.spec, self.dataset, config.name)
-                self._check_room(source)
-                if self.verify:
-                    source.verify(config.checks)
-                return OfflineLive(
-                    self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots
-                )
-            except BaseException:
-                evaluator.shutdown()
-                raise
-        except BaseException:
-            source.close()
-            raise
+            stack.callback(evaluator.shutdown)
+            check_spec(source.spec, evaluator.spec, self.dataset, config.name)
+            self._check_room(source)
+            if self.verify:
+                source.verify(config.checks)
+            live = OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots)
+            stack.pop_all()
+            return live
 
     def _check_room(self, source: EpisodeSource) -> None:
         """Raises ConfigError if the info columns of a batch, whose shapes the dataset says, do not fit into memory."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agents
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import AnyBatch, Inputs, SampleBatch, carry_over, padded_rows
 from penstock.core.errors import CheckpointError
@@ -72,20 +72,20 @@ class OfflineLive:
         self.cut_slots: list[int] = []
         """Always empty: a position in a dataset can be restored whatever the environment is."""
 
-    def initialize(self, agent: Agent, buffers: int = 1) -> dict[str, Any]:
+    def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
         """Takes the agent that learns and will be evaluated, and allocates the batch.
 
         Returns:
             examples of one step of one slot: obs, action, recorded info and recurrent state.
         """
-        self._evaluator.initialize(agent)
-        shown = self._installed.take(agent)
+        self._evaluator.initialize(agents)
+        shown = self._installed.take(agents)
         shown["info"] = {
             key: np.zeros(shape, dtype) for key, (dtype, shape) in self._source.info.items() if not key.startswith(ENV)
         }
         self._installed.infos = [shown["info"]]
         (self._batch,) = self._installed.allocate()
-        self._state = tree_map(lambda x: x.clone(), agent.initial_state(self.batch_spec.B))
+        self._state = tree_map(lambda x: x.clone(), self._installed.agent.initial_state(self.batch_spec.B))
         return shown
 
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[SampleBatch, Episodes]:

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from penstock.agents.agent import Agents
 from penstock.core.batch import AnyBatch
+from penstock.core.config import known_names
+from penstock.core.errors import ConfigError
+from penstock.core.protocols import required
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.samplers.episodes import Episodes
+from penstock.envs.pools.settings import PoolSettings
+from penstock.samplers import SAMPLERS
+from penstock.samplers.episodes import DISCOUNT, Episodes
+from penstock.workers.shares import even_split
+
+PLAYING = ("max_decorrelation_steps", "reset", "discount", "journal_steps")
+"""`SamplerSettings.kept` of samplers that step environments."""
+
+
+def pool_settings(sampler: Any) -> PoolSettings:
+    """How a sampler with the fields `PLAYING` has its environments played."""
+    return PoolSettings(
+        sampler.reset,
+        sampler.max_decorrelation_steps,
+        discount=DISCOUNT if sampler.discount is None else sampler.discount,
+        journal_steps=sampler.journal_steps,
+    )
+
+
+def require_next_step(sampler: Any) -> None:
+    """Raises ConfigError for settings that mean nothing to a native batched environment."""
+    if sampler.reset != "next_step" or sampler.max_decorrelation_steps:
+        raise ConfigError(
+            "a native batched environment resets in the next step by itself; use reset='next_step' and "
+            "max_decorrelation_steps=0"
+        )
 
 
 class Sampler(Protocol):
@@ -78,14 +107,39 @@ class Sampler(Protocol):
         """Closes environments and processes. A second call does nothing."""
 
 
+@runtime_checkable
 class SamplerSettings(Protocol):
-    """Frozen settings of a sampler: any frozen dataclass with these two members, which `Experiment` asks for."""
+    """Frozen settings of a sampler: a frozen dataclass that inherits this class, writes `build`, and answers what differs.
+
+    Other members are asked where a run needs to know its sampler; they suit one that plays T steps of B slots here.
+    """
+
+    __new__ = known_names
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Fields that decide what is in a batch, besides T and B; all others are of its place and its speed."""
+    inner: Any | None = None
+    """Settings of the sampler inside this one; None: there is none."""
+    runners: int = 0
+    """Actors that have an `inner` sampler each; 0: there are none."""
+    workers: int = 0
+    """Processes that step environments."""
+    groups: int = 0
+    """Groups of slots that alternate; 0: all step at once."""
+    depth: int = 0
+    """Batches that it may be ahead of the learner."""
+    mode: Literal["rounds", "ready"] = "rounds"
+    """`ready`: a batch is of any slots that are ready; else of all of them."""
+    object_store_mb: int = 0
+    """Shared memory that it asks for besides its batches."""
 
     @property
     def spec(self) -> BatchSpec:
-        """T and B."""
-        ...
+        """T and B, by default the fields of these names."""
+        own: Any = self
+        return BatchSpec(own.T, own.B)
 
+    @required
     def build(self, env: Any, seed: int = 0, *, first_slot: int = 0, total_slots: int | None = None) -> Sampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
@@ -94,3 +148,73 @@ class SamplerSettings(Protocol):
             total_slots: of all of them, over which ladders of epsilon are spread; None for B.
         """
         ...
+
+    def start_ahead(self) -> None:
+        """Called before the environment is checked: starts what `build` will need in any case."""
+
+    @property
+    def name(self) -> str:
+        """The name that the command line knows, as in `cpu` or `module:NAME`."""
+        path = f"{type(self).__module__}:{type(self).__qualname__}"
+        return next((known for known, at in SAMPLERS.items() if at == path), path)
+
+    @property
+    def described(self) -> str:
+        """In words, as in `cpu with 2 workers` or `runners: 4 on processes, 16 slots each, serial`."""
+        return self.name.rpartition(":")[2]
+
+    @property
+    def cores(self) -> int:
+        """Cores that it and the learner keep busy."""
+        return 1
+
+    def sized(self, spec: BatchSpec) -> Any:
+        """The settings with this T and B, inner sampler included; fewer workers and groups where B demands it.
+
+        Raises:
+            ConfigError: B cannot be divided among runners.
+        """
+        own: Any = self
+        return replace(own, **spec._asdict()) if self.inner is None else replace(own, inner=self.inner.sized(spec))
+
+    def shares(self, learners: int) -> list[Any]:
+        """The settings of each learner's sampler: its slots, and of worker processes or runners as even a share.
+
+        Raises:
+            ConfigError: there are fewer slots or runners than learners, or batches are of any runner.
+        """
+        own: Any = self
+        if self.inner is not None:
+            return [replace(own, inner=inner) for inner in self.inner.shares(learners)]
+        T, B = self.spec
+        if learners > B:
+            raise ConfigError(
+                f"run.learners={learners} with sampler.B={B}; each learner needs a slot of its own: use "
+                f"run.learners<={B}, or sampler.B>={learners}"
+            )
+        return [self.sized(BatchSpec(T, n)) for n in even_split(B, learners)]
+
+    def with_discount(self, discount: float | None) -> Any:
+        """The settings, its own or those inside it, with this discount where they have None."""
+        own: Any = self
+        if self.inner is not None:
+            return replace(own, inner=self.inner.with_discount(discount))
+        follows = discount is not None and "discount" in self.kept and own.discount is None
+        return replace(own, discount=discount) if follows else self
+
+    def content(self) -> dict[str, Any]:
+        """What decides what is in a batch: of two samplers with equal content each can go on for the other."""
+        kept = {key: getattr(x, key) for x in (self.inner or self, self) for key in x.kept}
+        usual = {"mode": self.mode, "depth": 0, "weights": "exact", "asynchronous": False}
+        return {**self.spec._asdict(), **usual, **kept}
+
+    def in_place_of(self, other: SamplerSettings) -> Any:
+        """The settings with what decides the content of a batch as in `other`, which itself is returned if of one class."""
+        if type(other) is type(self):
+            return other
+        own: Any = self
+        source = (other.inner or other) if self.inner is None else other
+        changes = {key: getattr(source, key) for key in self.kept if key in source.kept}
+        if self.inner is not None:
+            changes["inner"] = self.inner.in_place_of(other.inner or other)
+        return replace(own, **changes)

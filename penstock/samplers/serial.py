@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
-from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.making import pool_for
 from penstock.envs.pools.pool import EnvPool
-from penstock.envs.pools.settings import PoolSettings, Reset
-from penstock.samplers.episodes import DISCOUNT
+from penstock.envs.pools.settings import Reset
 from penstock.samplers.live import LiveSampler
+from penstock.samplers.sampler import PLAYING, SamplerSettings, pool_settings, require_next_step
 from penstock.samplers.tensors.making import batched_pool
 from penstock.workers.shares import Watched
 
 
 @dataclass(frozen=True)
-class SerialSampler:
+class SerialSampler(SamplerSettings):
     """Settings of a sampler that steps B environments here, one by one, or a batched one, of arrays or of tensors."""
 
-    __new__ = known_names
+    kept = PLAYING
 
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
@@ -44,11 +42,6 @@ class SerialSampler:
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
-
-    @property
-    def spec(self) -> BatchSpec:
-        """T and B."""
-        return BatchSpec(self.T, self.B)
 
     def build(
         self,
@@ -85,14 +78,11 @@ class SerialSampler:
                 config,
                 seed,
                 slice(first_slot, first_slot + self.B),
-                PoolSettings(
-                    reset=self.reset,
-                    max_decorrelation_steps=self.max_decorrelation_steps,
+                replace(
+                    pool_settings(self),
                     mark=mark,
                     ledger=None if shared is None else shared.ledger(self.B),
                     evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
-                    discount=DISCOUNT if self.discount is None else self.discount,
-                    journal_steps=journal_steps,
                 ),
             )
         return LiveSampler(
@@ -109,11 +99,7 @@ class SerialSampler:
 
     def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: Watched | None) -> None:
         """Raises ConfigError for settings that mean nothing to a batched environment."""
-        if self.reset != "next_step" or self.max_decorrelation_steps:
-            raise ConfigError(
-                "a native batched environment resets in the next step by itself; use reset='next_step' "
-                "and max_decorrelation_steps=0"
-            )
+        require_next_step(self)
         if pool.device is not None and shared is not None and shared.slab is not None:
             raise ConfigError(
                 f"{config.name} answers with tensors on {pool.device}, which no other process can see; use the "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from penstock.envs.ids import take_shipped
 from penstock.envs.pools.making import LocalPool, pool_for
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.pool import PoolState
-from penstock.envs.pools.settings import PoolSettings
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
@@ -35,24 +35,24 @@ class SamplingProcess(Host):
 
     def __init__(self, boot: Boot, start: Start) -> None:
         super().__init__(boot, start)
-        self.pools: dict[int, list[LocalPool | None]] = {}
+        self.pools: dict[int, dict[int, LocalPool]] = {}
+        """By pool and part, where it has slots of that."""
         self.shares: dict[int, tuple[slice | None, ...]] = {}
         self.batches: dict[int, list[list[list[SampleBatch]]]] = {}
         """By pool, buffer and part the columns of each policy."""
         self.turns: dict[int, list[Any]] = {}
         """By pool and part the lines [e, 3] of `shares.Account`; None where agents take none."""
         self.actors: dict[int, Any] = {}
-        self.active: list[LocalPool | None] = []
+        self.active: dict[int, LocalPool] = {}
 
     def serve(self) -> None:
         block = self.block
-        groups = range(control.MAX_GROUPS)
         step, sleep_until = trace.timed(trace.STEP, self.step), trace.timed(trace.WAIT, self.sleep_until)
 
         def called() -> bool:
             if block[control.COMMAND] != block[control.DONE_COMMAND]:
                 return True
-            for g in range(len(self.active)):  # noqa: SIM110 (twice as fast as any())
+            for g in self.active:  # noqa: SIM110 (twice as fast as any())
                 if block[control.SENT + g] > block[control.DONE + g]:
                     return True
             return False
@@ -63,14 +63,13 @@ class SamplingProcess(Host):
                 if not self.obey(self.taken()):
                     return
                 continue
-            for g in groups[: len(self.active)]:
+            for g in self.active:
                 if block[control.SENT + g] > block[control.DONE + g]:
                     step(g)
 
     def step(self, g: int) -> None:
         """One row of a part's slots; the last worker of the part to finish wakes the learner."""
         block, pool = self.block, self.active[g]
-        assert pool is not None
         sent = block[control.SENT + g]
         started = time.perf_counter_ns()
         if pool.takes_turns:
@@ -84,7 +83,7 @@ class SamplingProcess(Host):
         if self.learner[0] and all(b[control.DONE + g] >= b[control.SENT + g] for b in self.blocks):
             self.learner_bell.ring()
         if sent == block[control.T]:
-            pool.prepare()
+            pool.host.prepare()
 
     def obey(self, code: int) -> bool:
         block = self.block
@@ -104,9 +103,8 @@ class SamplingProcess(Host):
             self.actors[pool].collect(block, block[control.ITR], block[control.MODE])
             block[control.BUSY_NS] += time.perf_counter_ns() - started
             self.done()
-            for each in self.pools[pool]:
-                if each is not None:
-                    each.prepare()
+            for each in self.pools[pool].values():
+                each.host.prepare()
         return True
 
     def sweep(self, g: int, pool: LocalPool, sweep: int) -> None:
@@ -134,11 +132,10 @@ class SamplingProcess(Host):
         block = self.block
         number, buffer = block[control.POOL], block[control.BUFFER]
         self.active = self.pools[number]
-        for g, pool in enumerate(self.active):
-            if pool is not None:
-                pool.bind(self.batches[number][buffer][g])
-                if pool.takes_turns:
-                    self.publish(g, pool)
+        for g, pool in self.active.items():
+            pool.bind(self.batches[number][buffer][g])
+            if pool.takes_turns:
+                self.publish(g, pool)
             block[control.DONE + g] = 0
 
     def read(self, message: Any) -> Any:
@@ -151,56 +148,36 @@ class SamplingProcess(Host):
         if isinstance(mail, TakeOver):
             return self.take_over(mail.pool, mail.buffer)
         if isinstance(mail, SetState):
-            rows = self.batches[mail.pool][mail.buffer]
-            return [
-                None if pool is None else pool.set_state(state, mine, journal)
-                for pool, mine, state, journal in zip(pools, rows, mail.states, mail.journals)
-            ]
+            parts = list(zip(mail.states, self.batches[mail.pool][mail.buffer], mail.journals))
+            return [pools[g].set_state(*part) if g in pools else None for g, part in enumerate(parts)]
         assert isinstance(mail, Call)
         answers = [
-            None if args is None or pool is None else getattr(pool, mail.method)(*args)
-            for pool, args in zip(pools, mail.args)
+            None if args is None or g not in pools else getattr(pools[g], mail.method)(*args)
+            for g, args in enumerate(mail.args)
         ]
         return [x.to_plain() if isinstance(x, PoolState) else x for x in answers]
 
     def make(self, mail: MakePool) -> Any:
-        for pool in self.pools.pop(mail.pool, []):
-            if pool is not None:
-                pool.close()
+        for pool in self.pools.pop(mail.pool, {}).values():
+            pool.close()
         take_shipped(mail.entries)
         ledger = view(self.boot.slabs[mail.slab], mail.ledger)
         mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
-        pools: list[LocalPool | None] = [
-            None
-            if slots is None
-            else pool_for(
-                mail.config,
-                mail.seed,
-                slice(mail.first_slot + slots.start, mail.first_slot + slots.stop),
-                PoolSettings(
-                    reset=mail.reset,
-                    max_decorrelation_steps=mail.decorrelate,
-                    evaluation=mail.evaluation,
-                    mark=mark,
-                    ledger=None if mail.keep else ledger[slots],
-                    discount=mail.discount,
-                    journal_steps=mail.journal_steps,
-                ),
-            )
-            for slots in mail.shares
-        ]
-        for pool, slots in zip(pools, mail.shares):
-            if pool is not None:
-                pool.host.ledger = ledger[slots]
+        pools: dict[int, LocalPool] = {}
+        for g, slots in enumerate(mail.shares):
+            if slots is not None:
+                own = slice(mail.first_slot + slots.start, mail.first_slot + slots.stop)
+                settings = replace(mail.settings, mark=mark, ledger=None if mail.keep else ledger[slots])
+                pools[g] = pool_for(mail.config, mail.seed, own, settings)
+                pools[g].host.ledger = ledger[slots]
         self.pools[mail.pool], self.shares[mail.pool] = pools, mail.shares
-        spec = next((pool.specs[0] for pool in pools if pool is not None), None)
-        return None if spec is None else spec.to_plain()
+        return next((pool.specs[0].to_plain() for pool in pools.values()), None)
 
     def attach(self, mail: Attach) -> None:
         fd = self.boot.slabs[mail.slab]
         batches = [view(fd, batch) for batch in mail.batches]
         shares, pools = self.shares[mail.pool], self.pools[mail.pool]
-        seats = next((pool.seats for pool in pools if pool is not None), ())
+        seats = next((pool.seats for pool in pools.values()), ())
         buffers = [batches[k : k + len(seats)] for k in range(0, len(batches), max(len(seats), 1))]
         self.batches[mail.pool] = [
             [
@@ -212,9 +189,9 @@ class SamplingProcess(Host):
         if mail.account is not None:
             account: Account = view(fd, mail.account)
             self.turns[mail.pool] = [None if slots is None else account.turns[slots] for slots in shares]
-            for pool, slots in zip(pools, shares):
+            for g, pool in pools.items():
                 if isinstance(pool, AgentsPool):
-                    pool.account.log = tree_map(lambda x, s=slots: x[s], account.log)
+                    pool.account.log = tree_map(lambda x, s=shares[g]: x[s], account.log)
         if mail.acting is not None and shares[0] is not None:
             actor, mine = import_object(mail.acting.actor), [buffer[0] for buffer in self.batches[mail.pool]]
             parameters = view(self.boot.slabs[mail.parameter_slab], mail.acting.parameters)
@@ -223,15 +200,13 @@ class SamplingProcess(Host):
             self.actors[mail.pool] = actor(pools[0], mail.acting.agents, parameters, mine, states)
 
     def take_over(self, number: int, buffer: int) -> None:
-        for g, pool in enumerate(self.pools[number]):
-            if pool is not None:
-                pool.take_over(None if buffer < 0 else self.batches[number][buffer][g])
+        for g, pool in self.pools[number].items():
+            pool.take_over(None if buffer < 0 else self.batches[number][buffer][g])
 
     def close(self) -> None:
         for pools in self.pools.values():
-            for pool in pools:
-                if pool is not None:
-                    pool.close()
+            for pool in pools.values():
+                pool.close()
 
 
 def main() -> None:

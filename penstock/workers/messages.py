@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.settings import Reset
+from penstock.envs.pools.settings import PoolSettings
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,8 @@ class MakePool:
     config: EnvConfig
     seed: int
     shares: tuple[slice | None, ...]
-    reset: Reset
-    decorrelate: int
-    evaluation: bool
+    settings: PoolSettings
+    """Without `mark` and `ledger`, which are of the worker."""
     ledger: Tree
     slab: int
     first_slot: int = 0
@@ -64,10 +63,6 @@ class MakePool:
     """True for a replacement: it goes on from the ledger instead of clearing it."""
     entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
-    discount: float = 0.99
-    """Of the episodes that a pool of many agents logs."""
-    journal_steps: int = 100_000
-    """Steps that a pool of many agents keeps to replay open episodes."""
 
 
 class Acting(NamedTuple):

@@ -26,7 +26,7 @@ from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, lost_rewards
-from penstock.envs.pools.settings import STEPPING, Reset
+from penstock.envs.pools.settings import DEFAULTS, STEPPING, PoolSettings
 from penstock.workers import control
 from penstock.workers.batches import SharedBatches
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
@@ -45,8 +45,8 @@ class ProcessPool(EnvPool):
     Args:
         number: TRAINING or EVALUATION. B: slots; of many agents a slot is an environment, with columns for all seats.
         groups: parts that step by themselves. exclusive: never have two of them stepping at a time.
+        settings: without `mark` and `ledger`, which workers add.
         first_slot: number of the first slot among those of all samplers of the run.
-        discount, journal_steps: as of `pool_for`.
     """
 
     remote = True
@@ -59,20 +59,14 @@ class ProcessPool(EnvPool):
         config: EnvConfig,
         seed: int,
         B: int,
-        *,
+        settings: PoolSettings = DEFAULTS,
         groups: int = 1,
-        reset: Reset = "next_step",
-        max_decorrelation_steps: int = 0,
         exclusive: bool = False,
         first_slot: int = 0,
-        discount: float = 0.99,
-        journal_steps: int = 100_000,
     ) -> None:
         self._workers, self._number, self._config, self.seed = workers, number, config, seed
-        self._account_of = discount, journal_steps
-        self.evaluation, self._first_slot = number == EVALUATION, first_slot
-        self._reset: Reset = reset
-        self._decorrelate, self._exclusive = max_decorrelation_steps, exclusive
+        self.settings, self.evaluation = settings, settings.evaluation
+        self._first_slot, self._exclusive = first_slot, exclusive
         self.info_keys = config.all_info_keys
         self._B, starts = B, np.cumsum([0, *even_split(B, groups)]).tolist()
         self._parts = [slice(a, b) for a, b in zip(starts, starts[1:])]
@@ -187,16 +181,17 @@ class ProcessPool(EnvPool):
         self.ledger[:, 3] = max_steps
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> ProcessPool:
+        settings, parts = self.settings.for_evaluation(B), min(len(self._parts), B)
         return ProcessPool(
             self._workers,
             EVALUATION,
             self._config.for_evaluation,
             self.seed,
             B,
-            groups=min(len(self._parts), B),
-            exclusive=self._exclusive,
-            first_slot=first_slot,
-            discount=self._account_of[0],
+            settings,
+            parts,
+            self._exclusive,
+            first_slot,
         )
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -436,19 +431,6 @@ class ProcessPool(EnvPool):
         return self._batches.previous if w in self._unbound else self._batches.current
 
     def _make(self, w: int, keep: bool) -> MakePool:
-        n = self._number
-        return MakePool(
-            n,
-            self._config,
-            self.seed,
-            tuple(self.shares[w]),
-            self._reset,
-            self._decorrelate,
-            n == EVALUATION,
-            self._ledger_places,
-            2 * n + 1,
-            self._first_slot,
-            keep,
-            entries_to_ship(self._config.name),
-            *self._account_of,
-        )
+        n, entries, shares = self._number, entries_to_ship(self._config.name), tuple(self.shares[w])
+        ledger, first = (self._ledger_places, 2 * n + 1), self._first_slot
+        return MakePool(n, self._config, self.seed, shares, self.settings, *ledger, first, keep, entries)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cli.launch import _cores  # pyright: ignore[reportPrivateUsage]
 from penstock.cli.settings import experiment, seed_list, train_parser
 
 
@@ -41,7 +40,7 @@ def test_a_slot_has_a_core_for_each_process_that_computes() -> None:
         (("--sampler", "async-serial"), 2),  # it trains meanwhile
         (("--sampler", "async-cpu", "--sampler.inner.workers", "2"), 3),
     ):
-        assert _cores([meant(), meant(*options)]) == cores, options
+        assert meant(*options).sampler_settings.cores == cores, options
 
 
 def test_whole_numbers_may_be_written_as_people_do() -> None:

@@ -271,9 +271,10 @@ def test_a_discount_is_given_to_the_sampler_inside() -> None:
     plan = Plan.of(ps.Experiment("CartPole-v1", ps.PPO(discount=0.5)))
     asynchronous = ps.AsyncSampler(ps.SerialSampler(T=4, B=1), depth=0)
     assert plan.with_sampler(asynchronous).sampler.inner == ps.SerialSampler(T=4, B=1, discount=0.5)
-    own = ps.CpuSampler(discount=0.9)
-    assert plan.with_sampler(own).sampler is own
     assert plan.with_sampler(asynchronous).exp.sampler is asynchronous  # which is what a run stores
+    own = ps.CpuSampler(discount=0.9)
+    assert own.with_discount(0.5) is own
+    assert ps.CpuSampler().with_discount(None) == ps.CpuSampler()
 
 
 def test_rollout_metrics_follow_the_last_episodes(trainer: Trainer, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
-from penstock.samplers import SAMPLERS, content, described, find_sampler, placed, sized
+from penstock.samplers import SAMPLERS, find_sampler, placed
 from tests.workers.first_batches import PLACES, TWO_KINDS, no_process_is_left
 
 __all__ = ["no_process_is_left"]
@@ -112,7 +112,7 @@ def test_an_unknown_name_brings_the_nearest(name: str, message: str) -> None:
     ],
 )
 def test_settings_of_another_size_keep_the_rest_where_slots_suffice(settings: Any, T: int, B: int, same: Any) -> None:
-    found = sized(settings, BatchSpec(T, B))
+    found = settings.sized(BatchSpec(T, B))
     assert found == replace(settings, T=T, B=B, **same)
     assert type(found) is type(settings)
     assert found.spec == (T, B)
@@ -120,7 +120,7 @@ def test_settings_of_another_size_keep_the_rest_where_slots_suffice(settings: An
 
 def test_the_size_of_an_asynchronous_sampler_is_that_of_its_inner_one() -> None:
     settings = ps.AsyncCpuSampler(ps.CpuSampler(128, 16, workers=8), depth=2)
-    assert sized(settings, BatchSpec(5, 4)) == ps.AsyncCpuSampler(ps.CpuSampler(5, 4, workers=4), depth=2)
+    assert settings.sized(BatchSpec(5, 4)) == ps.AsyncCpuSampler(ps.CpuSampler(5, 4, workers=4), depth=2)
     assert settings.spec == (128, 16)
 
 
@@ -129,9 +129,9 @@ def test_the_size_of_an_asynchronous_sampler_is_that_of_its_inner_one() -> None:
 
 def test_the_slots_of_a_batch_are_divided_among_runners() -> None:
     settings = ps.RunnerSampler(3, ps.CpuSampler(128, 16, workers=8))
-    assert sized(settings, BatchSpec(5, 12)) == ps.RunnerSampler(3, ps.CpuSampler(5, 4, workers=4))
+    assert settings.sized(BatchSpec(5, 12)) == ps.RunnerSampler(3, ps.CpuSampler(5, 4, workers=4))
     ready = ps.RunnerSampler(3, ps.SerialSampler(128, 16), mode="ready")
-    assert sized(ready, BatchSpec(5, 4)).spec == (5, 4)  # of one runner, as is its batch
+    assert ready.sized(BatchSpec(5, 4)).spec == (5, 4)  # of one runner, as is its batch
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_slots_of_a_batch_are_divided_among_runners() -> None:
 )
 def test_slots_that_runners_cannot_share_are_refused(B: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        sized(ps.RunnerSampler(3), BatchSpec(5, B))
+        ps.RunnerSampler(3).sized(BatchSpec(5, B))
 
 
 SERIAL = ps.SerialSampler(9, 12, reset="batch_end", max_decorrelation_steps=4)
@@ -207,18 +207,18 @@ def test_a_place_that_does_not_fit_brings_the_fix(changes: Any, message: str) ->
 
 
 def test_samplers_whose_checkpoints_each_other_can_take_have_equal_content() -> None:
-    serial = content(ps.SerialSampler(9, 12))
-    assert content(ps.RunnerSampler(3, ps.CpuSampler(9, 4))) == serial
-    assert content(ps.AlternatingSampler(9, 12)) == serial
-    ahead = content(ps.AsyncSampler(ps.CpuSampler(9, 12), depth=1))
-    assert content(ps.RunnerSampler(2, ps.SerialSampler(9, 6), depth=1)) == ahead
+    serial = ps.SerialSampler(9, 12).content()
+    assert ps.RunnerSampler(3, ps.CpuSampler(9, 4)).content() == serial
+    assert ps.AlternatingSampler(9, 12).content() == serial
+    ahead = ps.AsyncSampler(ps.CpuSampler(9, 12), depth=1).content()
+    assert ps.RunnerSampler(2, ps.SerialSampler(9, 6), depth=1).content() == ahead
     others: list[Any] = [
         ps.SerialSampler(9, 13), ps.SerialSampler(8, 12), ps.SerialSampler(9, 12, reset="batch_end"),
         ps.SerialSampler(9, 12, max_decorrelation_steps=1), ps.AsyncSampler(ps.SerialSampler(9, 12), depth=0),
         ps.RunnerSampler(1, ps.SerialSampler(9, 12), mode="ready"),
         ps.AsyncSampler(ps.SerialSampler(9, 12), weights="newest"),
     ]  # fmt: skip
-    assert all(content(other) not in (serial, ahead) for other in others)
+    assert all(other.content() not in (serial, ahead) for other in others)
 
 
 def test_a_sampler_in_words() -> None:
@@ -233,4 +233,4 @@ def test_a_sampler_in_words() -> None:
             1, cpu, mode="ready", depth=2
         ),
     }
-    assert {described(sampler): sampler for sampler in said.values()} == said
+    assert {sampler.described: sampler for sampler in said.values()} == said

@@ -74,8 +74,12 @@ def one_spec(specs: Sequence[EnvSpec], name: str) -> EnvSpec:
 
 def slot_at(name: str, evaluation: bool, slot: int, phase: str, episode: int, step: int, seed: int) -> str:
     """Start of a message: slot, environment, method, episode, step and seed."""
-    kind = "evaluation slot" if evaluation else "slot"
-    return f"{kind} {slot} of {name} in {phase}() at episode {episode}, step {step}, seed {seed}"
+    return f"{slot_name(name, evaluation, slot)} in {phase}() at episode {episode}, step {step}, seed {seed}"
+
+
+def slot_name(name: str, evaluation: bool, slot: int) -> str:
+    """A slot of the environment of this name."""
+    return f"{'evaluation slot' if evaluation else 'slot'} {slot} of {name}"
 
 
 def last(action: Any) -> str:

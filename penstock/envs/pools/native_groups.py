@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,12 @@ class NativeGroups(EnvPool):
         self.evaluation, self.remote = evaluation, groups > 1
         self.wait_s = 0.0
         """Seconds spent waiting for environments."""
-        self._config, self._B, self._first_slot = config, B, first_slot
-        self._exclusive, self._timeout_s = exclusive, step_timeout_s
+        self._B, self._first_slot, self._exclusive = B, first_slot, exclusive
         self._mark = [0] * 3 if mark is None else mark
+        self._again = partial(
+            NativeGroups, config, groups=groups, evaluation=True, exclusive=exclusive,
+            step_timeout_s=step_timeout_s, mark=self._mark,
+        )  # fmt: skip
         self._sent: deque[tuple[int, int]] = deque()
         self._envs: list[NativeEnv] = []
         self.restart(seed)
@@ -83,17 +87,7 @@ class NativeGroups(EnvPool):
         return self._B
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> NativeGroups:
-        return NativeGroups(
-            self._config,
-            self._seed,
-            B,
-            len(self.groups),
-            evaluation=True,
-            first_slot=first_slot,
-            exclusive=self._exclusive,
-            step_timeout_s=self._timeout_s,
-            mark=self._mark,
-        )
+        return self._again(self._seed, B, first_slot=first_slot)
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,31 +12,21 @@ import numpy.typing as npt
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import Purpose, uniform
-from penstock.core.spec import MASK_KEY, EnvSpec
+from penstock.core.spec import MASK_KEY
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.pools.pool import OpenEpisode, PoolState
-from penstock.envs.pools.slot_envs import SlotEnvs, offers_state
+from penstock.envs.pools.slot_envs import offers_state
 from penstock.envs.pools.values import write_tree
+
+if TYPE_CHECKING:
+    from penstock.envs.pools.serial import SerialPool
 
 _DIGESTED = 1024
 """Elements of an observation's array that are digested at most; of larger ones every nth is."""
 
 
-class Slots(Protocol):
-    """Slots that can be stepped one by one, outside a batch."""
-
-    spec: EnvSpec
-    host: SlotEnvs
-    to_env: Callable[[Tree], Sequence[Any]]
-
-    def open_row_0(self, out: SampleBatch, b: int) -> None: ...
-    def reset_env(self, b: int, again: bool = False) -> Any: ...
-    def step_checked(self, b: int, action: Any) -> tuple[Any, Any, Any, Any]: ...
-    def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None: ...
-
-
-def start(pool: Slots, out: SampleBatch, limit: int) -> list[tuple[list[Tree], list[float]]]:
+def start(pool: SerialPool, out: SampleBatch, limit: int) -> list[tuple[list[Tree], list[float]]]:
     """Row 0 of the first batch: a reset of every slot that takes part, then up to `limit` random steps if it is not 0.
 
     Returns:
@@ -53,7 +43,7 @@ def start(pool: Slots, out: SampleBatch, limit: int) -> list[tuple[list[Tree], l
 
 
 def random_steps(
-    pool: Slots, out: SampleBatch, b: int, seed: int, slot: int, limit: int
+    pool: SerialPool, out: SampleBatch, b: int, seed: int, slot: int, limit: int
 ) -> tuple[list[Tree], list[float]]:
     """Takes 1 to `limit` random steps in slot b, which is open, and leaves row 0 of `out` where they end.
 
@@ -86,7 +76,7 @@ def random_steps(
     return actions, rewards
 
 
-def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[OpenEpisode | None]) -> list[int]:
+def restore(pool: SerialPool, state: PoolState, row: SampleBatch, journal: Sequence[OpenEpisode | None]) -> list[int]:
     """See `EnvPool.set_state`."""
     host, lost = pool.host, list[int]()
     host.set_state(state)
@@ -101,7 +91,7 @@ def restore(pool: Slots, state: PoolState, row: SampleBatch, journal: Sequence[O
     return lost
 
 
-def replay(pool: Slots, b: int, episode: OpenEpisode, target: Tree) -> bool:
+def replay(pool: SerialPool, b: int, episode: OpenEpisode, target: Tree) -> bool:
     """Replays the episode of slot b from its seed; True if it leads to the same again, bit for bit.
 
     That is to observations and rewards of the same digest, to no end, and last to the observation `target`.

@@ -63,15 +63,6 @@ class SerialPool(EnvPool):
         self.host.take_over()
         self._unstarted, self._out, self._row_views = previous is None, previous[0] if previous else None, []
 
-    def prepare(self) -> None:
-        """With `batch_end`: resets ended slots before the next batch is asked for, while others compute."""
-        self.host.prepare()
-
-    @property
-    def first_slot(self) -> int:
-        """Number of the first slot among those of all samplers of the run."""
-        return self.host.slots.start
-
     def for_evaluation(self, B: int, first_slot: int = 0) -> SerialPool:
         host, slots = self.host, slice(first_slot, first_slot + B)
         return SerialPool(host.config.for_evaluation, host.seed, slots, self.settings.for_evaluation(B, host.mark))
@@ -128,7 +119,8 @@ class SerialPool(EnvPool):
                     copies[b] = obs.tobytes()  # now, since the environment may write over it; a third of `write`'s time
                 else:
                     if not write(obs_row, b, obs):
-                        self._violation(b, result, action, obs_row)
+                        refuse_step(host.where(b, "step"), result, action)
+                        self.write_checked(obs_row, b, obs, "step", action)
                     if copies:
                         copies[b] = obs_row[b].tobytes()
                 if reward.__class__ is not float and reward.__class__ not in NUMBERS:
@@ -204,7 +196,7 @@ class SerialPool(EnvPool):
             return
         obs = self._first_obs(b, self.host.reset(b))
         if not self._write(obs_row, b, obs):
-            self.write_unusual(obs_row, b, obs, "reset")
+            self.write_checked(obs_row, b, obs, "reset")
         out.first[row + 1, b] = True
 
     def reset_env(self, b: int, again: bool = False) -> Any:
@@ -224,21 +216,9 @@ class SerialPool(EnvPool):
         return result[:4]
 
     def write_checked(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
-        """Writes an observation from outside a batch, and looks at its values if the settings say so."""
-        if not self._write(obs_row, b, obs):
-            self.write_unusual(obs_row, b, obs, phase, action)
-        elif self.host.refused != "any":
-            refuse_obs(self.host.where(b, phase), obs, self.spec.obs, action, self.host.refused)
-
-    def write_unusual(self, obs_row: Tree, b: int, obs: Any, phase: str, action: Any = None) -> None:
-        """Raises if the observation broke the contract; writes it if it is only of an unusual but sound type."""
+        """Raises if the observation breaks the contract; else writes it, maybe of an unusual but sound type."""
         refuse_obs(self.host.where(b, phase), obs, self.spec.obs, action, self.host.refused)
         write_tree(obs_row, b, obs)
-
-    def _violation(self, b: int, result: Any, action: Any, obs_row: Tree) -> None:
-        """Raises if the step broke the contract; else writes the unusual observation."""
-        refuse_step(self.host.where(b, "step"), result, action)
-        self.write_unusual(obs_row, b, result[0], "step", action)
 
     def _check_values(self, obs_row: Tree, rewards: list[Any], actions: Sequence[Any], everyone: bool) -> None:
         """Raises for a reward that is not finite or a refused value in a row, first episodes only unless `everyone`."""

@@ -35,8 +35,8 @@ class PoolSettings:
     """Six words kept up to date, for messages about a process that died: slot within this pool, activity, a count that
     goes on outside `send`, first slot of the pool, tick, whether it is for evaluation."""
     ledger: Any = None
-    """[B, 4] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many agents
-    steps after which an episode is cut, 0 for none."""
+    """[B, LEDGER_WORDS] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many
+    agents steps after which an episode is cut, 0 for none, and lost rewards."""
     evaluation_ledger: Callable[[int], Any] | None = None
     """Makes the ledger of a pool for evaluation with so many slots."""
     discount: float = 0.99
@@ -44,7 +44,7 @@ class PoolSettings:
     journal_steps: int = 100_000
     """Steps, of agents that take turns moves, that pools of many agents keep to replay an open episode on resume."""
 
-    def for_evaluation(self, B: int, mark: MutableSequence[int]) -> PoolSettings:
+    def for_evaluation(self, B: int, mark: MutableSequence[int] | None = None) -> PoolSettings:
         """Those of a pool for evaluation with B slots, which notes its activity in the same `mark`."""
         ledger = None if self.evaluation_ledger is None else self.evaluation_ledger(B)
         return PoolSettings(evaluation=True, mark=mark, ledger=ledger, discount=self.discount)

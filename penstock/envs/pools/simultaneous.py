@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch, carry_over
+from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import MASK_KEY
-from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
+from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
-from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import check_values, real_rewards, refuse_flags, write_unusual
@@ -42,7 +41,6 @@ class SimultaneousPool(AgentsPool):
     def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
         super().__init__(config, slots, settings)
         self._columns = [group.slots.stop for group in self.groups]
-        self.there = ParallelEnvs(self.host)
         self._writers = [row_writer(spec.obs, B) for spec, B in zip(self.specs, self._columns)]
         self._sound = [row_checker(spec.obs, self.host.refused) for spec in self.specs]
         self._rows: list[list[RowViews]] = []
@@ -52,7 +50,7 @@ class SimultaneousPool(AgentsPool):
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         self.host.restart(seed, episodes)
         self.account.restart()
-        self.there.restart()
+        self.there = ParallelEnvs(self.host)
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
         self._unsummed = 0
@@ -70,22 +68,14 @@ class SimultaneousPool(AgentsPool):
         self._unstarted, self._outs, self._rows = previous is None, previous or (), []
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
-        previous, self._outs = self._outs, outs
-        T = outs[0].spec.T
+        previous, T = self._outs, outs[0].spec.T
         same = len(previous) == len(outs) and all(x is y for x, y in zip(previous, outs))
         if not same or not self._rows:
             self._rows = [[row_views_of(out, spec.obs, t) for out, spec in zip(outs, self.specs)] for t in range(T)]
-        self.log = self.account.bind(most_episodes(self.host.seating, T))
+        self.open_batch(outs, self._unstarted)
         if self._unstarted:
             self._unstarted = False
             self._start()
-        else:
-            for x, y in zip(previous, outs):
-                carry_over(x, y)
-        for out in outs:
-            out.first[1:] = False
-            for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
-                column.fill(np.nan)
         self.host.begin_batch()
         self._sent = self._unsummed = 0
 
@@ -104,15 +94,8 @@ class SimultaneousPool(AgentsPool):
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        host = self.host
         self._unstarted, self._outs, self._rows = False, outs, []
-        host.set_state(state)
-        lost = [e for e, found in enumerate(state.snapshot) if not host.over[e] and not self._restore(e, found)]
-        for e in lost:
-            self.there.clear(e)
-            self.account.forget(e)
-        host.set_state(state, lost)
-        return lost
+        return self.restored(state, self._restore)
 
     def _snapshot(self, e: int) -> dict[str, Any]:
         """The open episode of an environment, as plain data."""
@@ -130,11 +113,15 @@ class SimultaneousPool(AgentsPool):
     def _restore(self, e: int, found: dict[str, Any]) -> bool:
         """The inverse; False if the environment does not come to where it was."""
         host, there, env = self.host, self.there, self.host.envs[e]
+        if host.over[e]:
+            return True
         if found["env"] is not None and offers_state(env):
             host.reset(e, again=True)
             env.set_state(found["env"])
             there.restore(e, found["there"])
         elif not replay_parallel(there, e, found, self._outs, self._to_env):
+            there.clear(e)
+            self.account.forget(e)
             return False
         self._journal.load(e, found["journal"])
         self.account.restore(e, found["account"])
@@ -196,7 +183,7 @@ class SimultaneousPool(AgentsPool):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):
                 rewards = row.rewards[p] = real_rewards(there, p, rewards)
-            if not self._writers[p](view.flat, row.obs[p]):
+            if not self._writers[p](view.flat, None, row.obs[p]):
                 write_unusual(there, p, view.obs, row.obs[p])
             view.reward[:] = rewards
             view.terminated.fill(False)
@@ -291,12 +278,8 @@ class SimultaneousPool(AgentsPool):
 
     def _start(self) -> None:
         """Row 0 of the first batch: a reset of every environment that takes part, then random steps if asked for."""
-        for out, spec in zip(self._outs, self.specs):
-            out.first[0], out.prev_reward[0] = False, 0.0
-            tree_map(lambda x: x[0].fill(0), out.obs)
-            tree_assign(out.prev_action, 0, spec.null_action)
-        for e in range(len(self.host.envs)):
-            if not self.host.idle[e]:
+        for e, idle in enumerate(self.host.idle):
+            if not idle:
                 self._put_row_0(e, self._open(e, 0), {})
                 if self.settings.max_decorrelation_steps:
                     self._random_steps(e)
@@ -326,7 +309,7 @@ class SimultaneousPool(AgentsPool):
 
     def _random_steps(self, e: int) -> None:
         """Takes 1 to `max_decorrelation_steps` random steps in environment e, and leaves row 0 where they end."""
-        host, limit, slot = self.host, self.settings.max_decorrelation_steps, self.first_slot + e
+        host, limit, slot = self.host, self.settings.max_decorrelation_steps, self.host.slots.start + e
         sizes = [action_noise_size(spec.action) for spec in self.specs]
         names, n = host.seating.agents, max(sizes)
         u = uniform(host.seed, Purpose.DECORRELATE, 0, slice(slot, slot + 1), limit + 1, n * len(names))[:, 0]

@@ -15,7 +15,7 @@ from penstock.core.tree import tree_kept
 from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig, factory_slot
-from penstock.envs.pools.messages import fail, one_spec, slot_at
+from penstock.envs.pools.messages import fail, one_spec, slot_at, slot_name
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING, PoolSettings
 from penstock.envs.spaces import env_spec
@@ -208,4 +208,4 @@ class SlotEnvs:
             raise type(error)(f"{self._slot(e)} in its construction: {error}") from (error.__cause__ or error)
 
     def _slot(self, e: int) -> str:
-        return f"{'evaluation slot' if self.evaluation else 'slot'} {self.slots.start + e} of {self.config.name}"
+        return slot_name(self.config.name, self.evaluation, self.slots.start + e)

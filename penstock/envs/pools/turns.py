@@ -20,9 +20,8 @@ from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
-from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.many.rows import turns_writer
-from penstock.envs.pools.many.turn_columns import Column, Player, begin_batch, idle_rest
+from penstock.envs.pools.many.turn_columns import Column, Player, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
 from penstock.envs.pools.many.turn_source import last_turn
@@ -98,11 +97,8 @@ class TurnPool(AgentsPool):
         self._outs, self._first_batch = previous or (), previous is None
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
-        previous, self._outs = self._outs, outs
         T = self._T = outs[0].spec.T
-        self.log = self.account.bind(most_episodes(self.host.seating, T))
-        for p, out in enumerate(outs):
-            begin_batch(out, previous[p] if previous and not self._first_batch else None, self.specs[p])
+        self.open_batch(outs, not self._outs or self._first_batch)
         self._obs = [[tree_map(lambda x, t=t: x[t], out.obs) for t in range(T + 1)] for out in outs]
         self._info: list[dict[str, Any]] = [
             out.info.get("env", {}) if isinstance(out.info, dict) else {} for out in outs
@@ -148,12 +144,8 @@ class TurnPool(AgentsPool):
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        host = self.host
         self._outs, self._first_batch, self._held = outs, False, []
-        host.set_state(state)
-        lost = [e for e, found in enumerate(state.snapshot) if not self._restore(e, found)]
-        host.set_state(state, lost)
-        return lost
+        return self.restored(state, self._restore)
 
     def _snapshot(self, e: int) -> dict[str, Any]:
         """An environment between two batches, its open turns, and the seats that wait, as plain data."""

@@ -42,7 +42,7 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
     for row in verdict.rows:
         sampler, mark = row.sampler, "bold" if row is best else None
         name = describe(sampler).partition(",")[0]
-        counts = [str(getattr(sampler, key, "")) for key in ("workers", "groups")]
+        counts = [str(n or "") for n in (sampler.workers, sampler.groups)]
         speed = f"{row.steps_per_s:,.0f}" if row.steps_per_s else ""
         part = f"{row.steps_per_s / fastest:.0%}" if row.steps_per_s else row.note
         samplers.add_row(name, *counts, speed, part, style=mark)

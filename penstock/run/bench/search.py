@@ -21,7 +21,7 @@ from penstock.learn.policy_set import AnyPolicy, agents_of
 from penstock.run.affinity import default_workers
 from penstock.run.bench.costs import Costs, measure_acting, measure_env, measure_handshake
 from penstock.run.experiment import Experiment
-from penstock.samplers import SAMPLERS, find_sampler
+from penstock.samplers import find_sampler
 from penstock.samplers.cpu import CpuSampler
 from penstock.samplers.gpu import GpuSampler
 from penstock.samplers.serial import SerialSampler
@@ -118,7 +118,7 @@ def base_sampler(exp: Experiment | None) -> SerialSampler:
     """The settings that all candidates share: T, B, and all else that changes the content of a batch."""
     if exp is None:
         return SerialSampler()
-    found = getattr(exp.sampler, "inner", exp.sampler_settings)
+    found = exp.sampler_settings.inner or exp.sampler_settings
     shared = {f.name: getattr(found, f.name) for f in fields(SerialSampler) if hasattr(found, f.name)}
     return SerialSampler(**{**shared, **exp.sampler_settings.spec._asdict()})
 
@@ -149,17 +149,15 @@ def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Synchronous:
         raise ConfigError(f"sampler {found['name']!r}; expected one of {', '.join(NAMES)}")
     cls = find_sampler(found["name"])
     shared = {f.name: getattr(base, f.name) for f in fields(base)}
-    own = {
-        name: found[name] for name in ("workers", "groups") if name in found and name in {f.name for f in fields(cls)}
-    }
+    own = {key: found[key] for key in ("workers", "groups") if key in found and found["name"] != "serial"}
     return cls(**shared, **own)
 
 
 def settings_of(sampler: Synchronous) -> dict[str, Any]:
     """Name, workers and groups of a sampler: the inverse of `with_settings`."""
-    name = next(n for n in NAMES if SAMPLERS[n].partition(":")[2] == type(sampler).__name__)
-    keys = ("workers",) if name == "cpu" else ("workers", "groups")  # a CpuSampler has one group whatever is said
-    return {"name": name, **{key: getattr(sampler, key) for key in keys if hasattr(sampler, key)}}
+    groups = 0 if sampler.name == "cpu" else sampler.groups  # a CpuSampler has one group whatever is said
+    counts = {"workers": sampler.workers, "groups": groups}
+    return {"name": sampler.name, **{key: n for key, n in counts.items() if n}}
 
 
 def describe(sampler: Synchronous) -> str:
@@ -190,7 +188,7 @@ def in_turn(rows: list[Row]) -> list[Row]:
     """The rows in the order of measurement: serial, the best prediction of each other sampler, the second bests, ..."""
     kinds = [[row for row in rows if settings_of(row.sampler)["name"] == name] for name in NAMES]
     ranked = [(rank, row) for kind in kinds for rank, row in enumerate(sorted(kind, key=lambda row: row.predicted_us))]
-    ranked.sort(key=lambda x: (x[0], hasattr(x[1].sampler, "workers"), x[1].predicted_us))
+    ranked.sort(key=lambda x: (x[0], x[1].sampler.workers > 0, x[1].predicted_us))
     return [row for _, row in ranked]
 
 
@@ -279,7 +277,7 @@ def _measured(
 
 
 def _order(sampler: Synchronous) -> tuple[int, int]:
-    return (NAMES.index(settings_of(sampler)["name"]) > 0, getattr(sampler, "workers", 0))
+    return (NAMES.index(settings_of(sampler)["name"]) > 0, sampler.workers)
 
 
 @contextlib.contextmanager

@@ -72,8 +72,8 @@ def check_batch(exp: Experiment, stored: StoredConfig) -> None:
     specs = [stored.spec] if isinstance(stored.spec, EnvSpec) else stored.spec.values()
     leaves = [(leaf, spec.agents) for spec in specs for leaf in tree_leaves((spec.obs, spec.action))]
     row = sum(leaf.size * np.dtype(leaf.dtype).itemsize * agents for leaf, agents in leaves)
-    free, depth = free_memory(), getattr(exp.sampler_settings, "depth", 0)
-    store = getattr(exp.sampler_settings, "object_store_mb", 0)
+    free, depth = free_memory(), exp.sampler_settings.depth
+    store = exp.sampler_settings.object_store_mb
     slots = min(exp.run.eval_slots, exp.run.eval_episodes)
     for what, size in (
         (f"sampler.T={T}, B={B}, depth={depth} need", B * ((depth + 1) * T * row + _SLOT_BYTES)),
@@ -86,15 +86,13 @@ def check_batch(exp: Experiment, stored: StoredConfig) -> None:
 
 def check_processes(exp: Experiment, stored: StoredConfig) -> None:
     """Raises CheckpointError if more processes or threads are asked for than this machine can run."""
-    settings: Any = exp.sampler_settings
-    runners = getattr(settings, "runners", 1)
-    while hasattr(settings, "inner"):
-        settings = settings.inner
+    settings = exp.sampler_settings
+    playing = settings.inner or settings
     most = _PER_CORE * (os.cpu_count() or 1)
     counts = {
-        "sampler.runners": runners,
-        "sampler.workers": runners * getattr(settings, "workers", 0),
-        "sampler.groups": getattr(settings, "groups", 0),
+        "sampler.runners": settings.runners,
+        "sampler.workers": max(settings.runners, 1) * playing.workers,
+        "sampler.groups": playing.groups,
         "algo.replay.shards": max(
             getattr(getattr(algo, "replay", None), "shards", 0)
             for algo in getattr(exp.algo, "algos", {"": exp.algo}).values()

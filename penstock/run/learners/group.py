@@ -20,7 +20,6 @@ from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
 from penstock.run.learners.rank import READY, Rank
 from penstock.run.learners.rendezvous import FileMeeting, RayMeeting
-from penstock.run.learners.shared import shares
 from penstock.run.plan import Plan
 
 MOST_RESTARTS = 5
@@ -54,11 +53,11 @@ class LearnerGroup(Rank):
     def __init__(self, plan: Plan, init: Any, make: type) -> None:
         exp, run = plan.exp, plan.exp.run
         size = run.learners
-        shares(plan.sampler, size)  # refused before anything is started
+        plan.sampler.shares(size)  # refused before anything is started
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))
         what = "the experiment cannot be sent to the processes of run.learners"
         shipped = ship((make, replace(plan, exp=without_display), init), what, CURE)
-        self._places = RankPlaces(exp)
+        self._places = RankPlaces(plan)
         self._backend: Backend = self._places.backend
         self._calls: list[tuple[int, Any]] = []
         """Those that have not ended, each with its rank."""

@@ -12,8 +12,8 @@ from typing import Any
 from penstock.actors.backend import Backend
 from penstock.actors.make import make_backend
 from penstock.core.errors import ConfigError
-from penstock.run.experiment import Experiment
-from penstock.run.learners.shared import shares
+from penstock.run.plan import Plan
+from penstock.samplers.runners.settings import RunnerSampler
 
 _TIMEOUT_S = 60.0
 _VISIBLE = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -29,7 +29,8 @@ class RankPlaces:
         ConfigError: the cluster cannot be reached, or has no room for the learners and their runners.
     """
 
-    def __init__(self, exp: Experiment) -> None:
+    def __init__(self, plan: Plan) -> None:
+        exp = plan.exp
         self._size, self._options = exp.run.learners, dict[str, Any]()
         self._places: list[Any] = [None] * self._size
         self._runners = [0.0] * self._size
@@ -38,14 +39,14 @@ class RankPlaces:
         if exp.run.learner_backend == "processes":
             self.backend: Backend = make_backend("processes", self._size - 1, words=("run.learners", ""))
         else:
-            self._on_ray(exp)
+            self._on_ray(plan)
 
-    def _on_ray(self, exp: Experiment) -> None:
+    def _on_ray(self, plan: Plan) -> None:
         from penstock.actors.cluster import MIN_STORE_BYTES  # each backend needs its own imports only
         from penstock.actors.on_ray import Ray, place_runners
 
-        run = exp.run
-        address, self._runners, store_mb = _cluster(exp)
+        run = plan.exp.run
+        address, self._runners, store_mb = _cluster(plan)
         own = [0, *[run.learner_threads] * (self._size - 1)]
         bundles = [float(a) + b for a, b in zip(own, self._runners)]
         cpus = max(os.cpu_count() or 1, math.ceil(sum(bundles)))
@@ -108,17 +109,16 @@ class RankPlaces:
         return [places.get(i) for i in range(len(bundles))]
 
 
-def _cluster(exp: Experiment) -> tuple[str, list[float], int]:
+def _cluster(plan: Plan) -> tuple[str, list[float], int]:
     """The cluster that learners and their runners share: its address, CPUs of each rank's runners, MB of its store."""
-    given, settings = exp.run.learner_address, exp.sampler_settings
-    inner: Any = settings
-    if not hasattr(inner, "runners") or inner.backend != "ray":
+    exp, settings = plan.exp, plan.sampler
+    given = exp.run.learner_address
+    if not isinstance(settings, RunnerSampler) or settings.backend != "ray":
         return given or "local", [0.0] * exp.run.learners, 0
-    if given and given != inner.address:
+    if given and given != settings.address:
         raise ConfigError(
-            f"run.learner_address={given!r} with sampler.address={inner.address!r}; learners and their runners share a "
+            f"run.learner_address={given!r} with sampler.address={settings.address!r}; learners and their runners share a "
             "cluster: leave the first out"
         )
-    own: list[Any] = shares(settings, exp.run.learners)
-    store_mb = inner.store_mb(exp.env_config, exp.run.seed)
-    return inner.address, [x.runners * inner.num_cpus for x in own], store_mb
+    own = settings.shares(exp.run.learners)
+    return settings.address, [x.runners * settings.num_cpus for x in own], settings.object_store_mb

@@ -14,7 +14,7 @@ import penstock.actors.note as note
 from penstock.learn.algorithm import TrainingStepFn
 from penstock.learn.comm import Comm, GroupComm
 from penstock.learn.policy_set import AnyPolicy
-from penstock.run.learners.shared import SharedSampler, shared_step, shares
+from penstock.run.learners.shared import SharedSampler, shared_step
 
 if TYPE_CHECKING:  # it makes ranks
     from penstock.run.plan import Plan
@@ -61,8 +61,8 @@ class Rank:
         return self._comm
 
     def sampler(self, plan: Plan, device: str) -> SharedSampler:
-        """The live sampler of this rank's slots. Raises ConfigError, as `shares`."""
-        own = shares(plan.sampler, self.size)
+        """The live sampler of this rank's slots. Raises ConfigError, as `SamplerSettings.shares`."""
+        own = plan.sampler.shares(self.size)
         starts = np.cumsum([0, *(x.spec.B for x in own)]).tolist()
         slots = [slice(a, b) for a, b in zip(starts, starts[1:])]
         mine = replace(plan, sampler=own[self.rank], first_slot=slots[self.rank].start, total_slots=starts[-1])

@@ -3,74 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.agents.agent import Agents
 from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
-from penstock.core.errors import ConfigError
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.learners.states import joined, numbered, part
-from penstock.samplers import sized
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.sampler import Sampler, SamplerSettings
-from penstock.workers.shares import even_split
+from penstock.samplers.sampler import Sampler
 
 _A_BATCH = 1 << 32
 """More than the ends of a batch."""
 _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
 """Openings of the names of metrics that count; of others the mean over ranks is shown."""
-
-
-def shares(settings: SamplerSettings, learners: int) -> list[SamplerSettings]:
-    """The settings of each learner's sampler: its slots, and of worker processes or runners as even a share.
-
-    Raises:
-        ConfigError: there are fewer slots or runners than learners, or batches are of any runner.
-    """
-    inner: Any = settings
-    if getattr(inner, "mode", "rounds") == "ready":
-        raise ConfigError(
-            f"run.learners={learners} with sampler.mode='ready', whose batches are of any runner; use mode='rounds', "
-            "by which each learner is fed by runners of its own"
-        )
-    if hasattr(inner, "runners"):
-        if learners > inner.runners:
-            raise ConfigError(
-                f"run.learners={learners} with sampler.runners={inner.runners}; each learner is fed by runners of its "
-                f"own: use run.learners<={inner.runners}, or more runners"
-            )
-        return [
-            replace(inner, runners=n, min_runners=min(inner.min_runners, n))
-            for n in even_split(inner.runners, learners)
-        ]
-    spec = settings.spec
-    if learners > spec.B:
-        raise ConfigError(
-            f"run.learners={learners} with sampler.B={spec.B}; each learner needs a slot of its own: use "
-            f"run.learners<={spec.B}, or sampler.B>={learners}"
-        )
-    workers = even_split(_workers(settings), learners)
-    return [
-        _with_workers(sized(settings, spec._replace(B=B)), max(w, 1))
-        for B, w in zip(even_split(spec.B, learners), workers)
-    ]
-
-
-def _workers(settings: Any) -> int:
-    return getattr(getattr(settings, "inner", settings), "workers", 1)
-
-
-def _with_workers(settings: Any, workers: int) -> Any:
-    if hasattr(settings, "inner"):
-        return replace(settings, inner=_with_workers(settings.inner, workers))
-    if not hasattr(settings, "workers"):
-        return settings
-    return replace(settings, workers=max(min(workers, settings.B // settings.groups), 1))
 
 
 def order_of_ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:

@@ -58,7 +58,7 @@ def part(state: State, rank: int, slots: Sequence[slice], blank: SampleBatch | M
         return _part_of_live(state, own, rank)
     if "begun" in state:
         steps = state["steps"] if rank == 0 else 0
-        agent_state = _columns(state["agent_state"], own)
+        agent_state = _seats(state["agent_state"], own, total)
         return {**state, "steps": steps, "agent_state": agent_state, "stats": _part_of_stats(state, own)}
     if "inner" not in state:
         return state  # nothing was collected yet
@@ -158,10 +158,6 @@ def _axes(blank: SampleBatch | MultiAgentBatch) -> list[int]:
 
 def _side_by_side(trees: Sequence[Tree]) -> Tree:
     return tree_map(lambda *xs: np.concatenate(xs, 0), *trees)
-
-
-def _columns(tree: Tree, own: slice) -> Tree:
-    return tree_map(lambda x: x[own], tree)
 
 
 def _seats(tree: Tree, own: slice, total: int) -> Tree:

@@ -24,7 +24,7 @@ from penstock.run.files.trust import remember
 from penstock.run.plots.bands import bootstrap_band, interquartile_mean
 from penstock.run.presets import with_preset
 from penstock.run.search.toml import toml_table
-from penstock.samplers import SAMPLERS, find_sampler, placed
+from penstock.samplers import find_sampler, placed
 
 PRESET = "best.toml"
 _NOTHING = object()
@@ -235,20 +235,14 @@ def _changed(settings: Any, default: Any) -> dict[str, Any]:
 
 def _sampler(sampler: Any, default: Any) -> dict[str, Any]:
     """The settings of a sampler other than those that its name alone stands for, and its name unless it is serial."""
-    names = {"name": _sampler_word(sampler)}
-    if hasattr(sampler, "inner"):
-        names["inner.name"] = _sampler_word(sampler.inner)
+    names = {"name": sampler.name}
+    if sampler.inner is not None:
+        names["inner.name"] = sampler.inner.name
     base, _ = placed(default, {f"sampler.{key}": name for key, name in names.items()})
     found = _changed(sampler, base)
     if "inner.name" in names and type(sampler.inner) is not type(find_sampler(names["name"])().inner):
         found["inner"] = {"name": names["inner.name"], **found.get("inner", {})}
     return found if names["name"] == "serial" else {"name": names["name"], **found}
-
-
-def _sampler_word(sampler: Any) -> str:
-    cls = type(sampler)
-    own = f"{cls.__module__}:{cls.__qualname__}"
-    return next((name for name, path in SAMPLERS.items() if path == own), own)
 
 
 def _plain(value: Any) -> Any:

@@ -8,24 +8,26 @@ from typing import Any, Literal
 
 from penstock.actors.backend import Backend
 from penstock.actors.make import BackendName, make_backend
-from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Positive, Whole, check_settings
+from penstock.core.machine import counted
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.runners.live import RoundsLive
 from penstock.samplers.runners.ready import ReadyLive
+from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
 from penstock.workers.faults import FaultPolicy
+from penstock.workers.shares import even_split
 
 
 @dataclass(frozen=True)
-class RunnerSampler:
+class RunnerSampler(SamplerSettings):
     """Settings of a sampler whose slots are played by `runners` actors, each with `inner` for its own."""
 
-    __new__ = known_names
+    kept = ("depth",)
 
     runners: Count = 2
     """How many, usually one for each machine or for each few cores."""
@@ -60,11 +62,7 @@ class RunnerSampler:
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
         inner = self.inner
-        if (
-            hasattr(inner, "inner")
-            or not callable(getattr(inner, "build", None))
-            or not hasattr(inner, "journal_steps")
-        ):
+        if not isinstance(inner, SamplerSettings) or inner.inner is not None or "journal_steps" not in inner.kept:
             raise ConfigError(
                 f"sampler.inner={inner!r}; expected a synchronous sampler's settings, e.g. ps.CpuSampler(T=128, B=16, "
                 "workers=2): rounds ahead are sampler.depth"
@@ -79,6 +77,44 @@ class RunnerSampler:
         """T, and the slots of a batch: of all runners, in ready mode of one."""
         T, B = self.inner.spec
         return BatchSpec(T, B if self.mode == "ready" else B * self.runners)
+
+    @property
+    def described(self) -> str:
+        slots, mode = counted(self.inner.spec.B, "slot"), ", ready mode" if self.mode == "ready" else ""
+        inside = f"{slots} each, {self.inner.described}{mode}" + (f", depth {self.depth}" if self.depth else "")
+        return f"{super().described}: {self.runners} on {self.backend}, {inside}"
+
+    @property
+    def cores(self) -> int:
+        """Those of all runners, and one that trains meanwhile."""
+        return 1 + self.runners * self.inner.cores
+
+    def sized(self, spec: BatchSpec) -> RunnerSampler:
+        parts = self.spec.B // self.inner.spec.B
+        if spec.B % parts:
+            each = -(-spec.B // parts)
+            fit = f"a number that divides {spec.B}"
+            if parts > spec.B:
+                fit = f"at most {spec.B}, since more runners than slots make no sense"
+            raise ConfigError(
+                f"sampler.runners={parts} for the B={spec.B} of a batch; expected {fit}; or set the slots of "
+                f"each runner, e.g. sampler.inner.B={each} (--sampler.inner.B {each}) for {each * parts} in all"
+            )
+        return replace(self, inner=self.inner.sized(spec._replace(B=spec.B // parts)))
+
+    def shares(self, learners: int) -> list[RunnerSampler]:
+        if self.mode == "ready":
+            raise ConfigError(
+                f"run.learners={learners} with sampler.mode='ready', whose batches are of any runner; use "
+                "mode='rounds', by which each learner is fed by runners of its own"
+            )
+        if learners > self.runners:
+            raise ConfigError(
+                f"run.learners={learners} with sampler.runners={self.runners}; each learner is fed by runners of its "
+                f"own: use run.learners<={self.runners}, or more runners"
+            )
+        counts = even_split(self.runners, learners)
+        return [replace(self, runners=n, min_runners=min(self.min_runners, n)) for n in counts]
 
     def build(
         self,

@@ -83,7 +83,7 @@ def test_goes_on_to_the_same_bits(cls: Any, mapping: Any, T: int, pool: Any) -> 
         for _ in range(stop):
             _unchecked(one)
         if pool.get("reset") == "batch_end":
-            one.pool.prepare()
+            one.pool.host.prepare()
         two, lost = resumed(one, config, **pool)
         assert lost == []
         two, lost = resumed(two, config, **pool)  # before it has gone on
@@ -97,7 +97,7 @@ def test_goes_on_to_the_same_bits(cls: Any, mapping: Any, T: int, pool: Any) -> 
                     assert np.nan_to_num(a).tobytes() == np.nan_to_num(b).tobytes()
             assert _logged(one) == _logged(two)
             if pool.get("reset") == "batch_end":
-                one.pool.prepare()
+                one.pool.host.prepare()
 
 
 def _unchecked(driver: Driver) -> None:

@@ -414,7 +414,7 @@ def test_an_opening_ahead_of_its_batch_is_taken_before_another_environment_write
     shared, made = np.zeros((2, 3), np.float32), itertools.count()
     pool = pool_of(lambda: Ending(next(made), shared), B=3, reset="batch_end")
     rows(pool, 2)
-    pool.prepare()
+    pool.host.prepare()
     (batch,) = rows(pool, 2)
     assert batch.first[1].all() and (batch.obs[1] == 100 * np.arange(3).reshape(3, 1, 1)).all()
 

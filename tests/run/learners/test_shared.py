@@ -9,20 +9,20 @@ import penstock as ps
 from penstock.core.batch import MultiAgentBatch
 from penstock.learn.comm import gathered
 from penstock.learn.train_ops import training_step
-from penstock.run.learners.shared import SharedSampler, order_of_ends, shared_step, shares
+from penstock.run.learners.shared import SharedSampler, order_of_ends, shared_step
 from tests.learn.ranks import ThreadComm, apart, bounds, on_ranks
 
 
 def test_slots_and_workers_are_shared_evenly() -> None:
-    cpu = shares(ps.CpuSampler(T=8, B=7, workers=3), 2)
+    cpu = ps.CpuSampler(T=8, B=7, workers=3).shares(2)
     assert [(x.spec.B, x.workers) for x in cpu] == [(4, 2), (3, 1)]  # pyright: ignore
-    serial = shares(ps.SerialSampler(T=8, B=5, reset="batch_end"), 3)
+    serial = ps.SerialSampler(T=8, B=5, reset="batch_end").shares(3)
     assert [(x.spec, x.reset) for x in serial] == [((8, B), "batch_end") for B in (2, 2, 1)]  # pyright: ignore
-    inner = shares(ps.AsyncSampler(ps.CpuSampler(T=8, B=6, workers=4), depth=1), 2)
+    inner = ps.AsyncSampler(ps.CpuSampler(T=8, B=6, workers=4), depth=1).shares(2)
     assert [(x.spec.B, x.inner.workers, x.depth) for x in inner] == [(3, 2, 1)] * 2  # pyright: ignore
-    groups = shares(ps.AlternatingSampler(T=8, B=6, workers=2), 3)
+    groups = ps.AlternatingSampler(T=8, B=6, workers=2).shares(3)
     assert [(x.spec.B, x.workers, x.groups) for x in groups] == [(2, 1, 2)] * 3  # pyright: ignore
-    runners = shares(ps.RunnerSampler(runners=3, inner=ps.SerialSampler(T=8, B=2)), 2)
+    runners = ps.RunnerSampler(runners=3, inner=ps.SerialSampler(T=8, B=2)).shares(2)
     assert [(x.spec.B, x.runners) for x in runners] == [(4, 2), (2, 1)]  # pyright: ignore
 
 
@@ -44,7 +44,7 @@ def test_slots_and_workers_are_shared_evenly() -> None:
 )
 def test_more_learners_than_there_is_to_share(sampler: Any, learners: int, message: str) -> None:
     with pytest.raises(ps.ConfigError, match=message):
-        shares(sampler, learners)
+        sampler.shares(learners)
 
 
 def test_plain_data_of_all_ranks() -> None:

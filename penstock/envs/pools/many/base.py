@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.core.batch import SampleBatch
+import numpy as np
+
+from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.spec import MASK_KEY
+from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many.hosting import Account, AgentEnvs
-from penstock.envs.pools.pool import EnvPool, Group, lost_rewards
+from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
 
@@ -33,11 +36,6 @@ class AgentsPool(EnvPool):
         self._outs: Sequence[SampleBatch] = ()
         self._sent, self._given = 0, -1
 
-    @property
-    def first_slot(self) -> int:
-        """Number of the first environment among those of all samplers of the run."""
-        return self.host.slots.start
-
     def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
         make: Any = type(self)
         slots = slice(first_slot, first_slot + B)
@@ -45,9 +43,30 @@ class AgentsPool(EnvPool):
             self.host.config.for_evaluation, self.host.seed, slots, self.settings.for_evaluation(B, self.host.mark)
         )
 
-    def prepare(self) -> None:
-        """With `batch_end`: resets ended environments before the next batch is asked for, while others compute."""
-        self.host.prepare()
+    def open_batch(self, outs: Sequence[SampleBatch], first: bool) -> None:
+        """Makes `outs` the batches to write. Row 0 is row T of those before, or of the `first` ones empty; the others are
+        empty but for observations and actions."""
+        previous, self._outs = self._outs, outs
+        self.log = self.account.bind(most_episodes(self.host.seating, outs[0].spec.T))
+        for p, out in enumerate(outs):
+            if first:
+                tree_map(lambda x: x[0].fill(0), out.obs)
+                out.first[0], out.prev_reward[0] = False, 0.0
+                tree_assign(out.prev_action, 0, self.specs[p].null_action)
+            else:
+                carry_over(previous[p], out)
+            out.first[1:] = False
+            for x in (out.reward, out.terminated, out.truncated, out.valid):
+                x.fill(0)
+            for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
+                column.fill(np.nan)
+
+    def restored(self, state: PoolState, restore: Callable[[int, Any], bool]) -> list[int]:
+        """Goes on from a state; returns the environments that `restore(e, snapshot)` did not bring to where they were."""
+        self.host.set_state(state)
+        lost = [e for e, found in enumerate(state.snapshot) if not restore(e, found)]
+        self.host.set_state(state, lost)
+        return lost
 
     def recv(self) -> int:
         self._given = (self._given + 1) % len(self.groups)

@@ -47,11 +47,6 @@ class ParallelEnvs:
         self._starts = [0, *accumulate(E * n for n in self.seats)]
         self._readers: dict[tuple[tuple[str, ...], ...], list[Callable[[Any], Sequence[Any]]]] = {}
 
-    def restart(self) -> None:
-        """Forgets every episode."""
-        for e in range(len(self.alive)):
-            self.clear(e)
-
     def open(self, e: int, result: Any) -> list[AgentStep]:
         """Seats who is there after a reset, which returned this."""
         host = self.host

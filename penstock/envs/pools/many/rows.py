@@ -11,11 +11,9 @@ import numpy as np
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
 
-WriteRow: TypeAlias = Callable[[Tree, list[Any]], bool]
-"""(row as `writable` returns it, one observation for each of its columns) -> False if the form of one is wrong."""
-
-WriteTurns: TypeAlias = Callable[[Tree, tuple[Any, Any], Sequence[Any]], bool]
-"""(obs [T + 1, B, *O], (rows [n], columns [n]), n observations) -> False if the form of one is wrong."""
+Write: TypeAlias = Callable[[Tree, Any, Sequence[Any]], bool]
+"""(target, place in it, observations) -> False if the form of one is wrong. What it refuses may still be sound, but of
+an unusual type."""
 
 _shape = attrgetter("shape")
 _INTEGERS = frozenset([int, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.uint32])
@@ -24,45 +22,55 @@ _INTEGERS = frozenset([int, np.int64, np.int32, np.int16, np.int8, np.uint8, np.
 def writable(row: Tree, spec: Tree) -> Tree:
     """Views of a row [B, *O] that `row_writer` of the same spec writes to."""
     if isinstance(spec, dict):
-        return [writable(row[key], below) for key, below in spec.items()]
+        return {key: writable(row[key], below) for key, below in spec.items()}
     if isinstance(spec, tuple):
         return [writable(part, below) for part, below in zip(row, spec)]
     return row if spec.kind == "discrete" or not spec.shape else row.reshape(-1, *row.shape[2:])
 
 
-def row_writer(spec: Tree, B: int) -> WriteRow:
+def row_writer(spec: Tree, B: int) -> Write:
     """A function that writes the observations of all columns; it copies each array once, into the batch.
 
-    What it refuses may still be sound, but of an unusual type.
+    Its target is a row as `writable` returns it; it takes no place.
     """
+    return _by_parts(spec, lambda leaf: _leaf_writer(leaf, B))
+
+
+def turns_writer(spec: Tree) -> Write:
+    """The same for n columns, each in a row of its own: target obs [T + 1, B, *O], place (rows [n], columns [n])."""
+    return _by_parts(spec, _turns_leaf_writer)
+
+
+def _by_parts(spec: Tree, leaf_writer: Callable[[LeafSpec], Write]) -> Write:
+    """Writes dicts and tuples by the writers of their leaves."""
     if isinstance(spec, dict):
         keys = spec.keys()
-        by_key = [(key, row_writer(below, B)) for key, below in spec.items()]
+        by_key = [(key, _by_parts(below, leaf_writer)) for key, below in spec.items()]
 
-        def write_dict(row: Any, found: list[Any]) -> bool:
+        def write_dict(target: Any, at: Any, found: Sequence[Any]) -> bool:
             for obs in found:
                 if not isinstance(obs, dict) or obs.keys() != keys:
                     return False
-            return all(write(below, [obs[key] for obs in found]) for (key, write), below in zip(by_key, row))
+            return all(write(target[key], at, [obs[key] for obs in found]) for key, write in by_key)
 
         return write_dict
     if isinstance(spec, tuple):
-        writers = [row_writer(below, B) for below in spec]
+        writers = [_by_parts(below, leaf_writer) for below in spec]
 
-        def write_tuple(row: Any, found: list[Any]) -> bool:
+        def write_tuple(target: Any, at: Any, found: Sequence[Any]) -> bool:
             for obs in found:
                 if not isinstance(obs, tuple) or len(obs) != len(writers):
                     return False
-            return all(write(below, [obs[i] for obs in found]) for i, (write, below) in enumerate(zip(writers, row)))
+            return all(write(target[i], at, [obs[i] for obs in found]) for i, write in enumerate(writers))
 
         return write_tuple
-    return _leaf_writer(spec, B)
+    return leaf_writer(spec)
 
 
-def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
+def _leaf_writer(leaf: LeafSpec, B: int) -> Write:
     if leaf.kind == "discrete":
 
-        def write_numbers(row: Any, found: list[Any]) -> bool:
+        def write_numbers(row: Any, at: Any, found: Sequence[Any]) -> bool:
             if not _INTEGERS.issuperset(map(type, found)):
                 return False
             row[:] = found
@@ -72,7 +80,7 @@ def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
     if not leaf.shape:
         dtype = np.dtype(leaf.dtype)
 
-        def write_scalars(row: Any, found: list[Any]) -> bool:
+        def write_scalars(row: Any, at: Any, found: Sequence[Any]) -> bool:
             for x in found:
                 if getattr(x, "shape", None) != () or x.dtype != dtype:
                     return False
@@ -82,7 +90,7 @@ def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
         return write_scalars
     shapes = [leaf.shape] * B
 
-    def write(row: Any, found: list[Any]) -> bool:
+    def write(row: Any, at: Any, found: Sequence[Any]) -> bool:
         try:
             if [*map(_shape, found)] != shapes:
                 return False
@@ -94,37 +102,14 @@ def _leaf_writer(leaf: LeafSpec, B: int) -> WriteRow:
     return write
 
 
-def turns_writer(spec: Tree) -> WriteTurns:
-    """The same for some columns, each in a row of its own."""
-    if isinstance(spec, dict):
-        keys = spec.keys()
-        by_key = [(key, turns_writer(below)) for key, below in spec.items()]
-
-        def write_dict(obs: Any, at: Any, found: Sequence[Any]) -> bool:
-            for x in found:
-                if not isinstance(x, dict) or x.keys() != keys:
-                    return False
-            return all(write(obs[key], at, [x[key] for x in found]) for key, write in by_key)
-
-        return write_dict
-    if isinstance(spec, tuple):
-        writers = [turns_writer(below) for below in spec]
-
-        def write_tuple(obs: Any, at: Any, found: Sequence[Any]) -> bool:
-            for x in found:
-                if not isinstance(x, tuple) or len(x) != len(writers):
-                    return False
-            return all(write(obs[i], at, [x[i] for x in found]) for i, write in enumerate(writers))
-
-        return write_tuple
-    leaf: LeafSpec = spec
+def _turns_leaf_writer(leaf: LeafSpec) -> Write:
     one_row = leaf.kind == "discrete" or not leaf.shape
     dtype = np.dtype(leaf.dtype)
 
     def write(obs: Any, at: Any, found: Sequence[Any]) -> bool:
         n = len(found)
         rows = np.empty((n, *leaf.shape), dtype)
-        if not _leaf_writer(leaf, n)(rows if one_row else rows.reshape(-1, *leaf.shape[1:]), [*found]):
+        if not _leaf_writer(leaf, n)(rows if one_row else rows.reshape(-1, *leaf.shape[1:]), None, found):
             return False
         obs[at] = rows
         return True

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
-from penstock.core.spec import EnvSpec
-from penstock.core.tree import tree_assign, tree_leaves, tree_map
+from penstock.core.batch import SampleBatch
+from penstock.core.tree import tree_leaves
 
 
 class Column:
@@ -41,22 +38,6 @@ class Player:
         self.weight = 1.0
         """Of the next reward in `discounted`."""
         self.turns = 0
-
-
-def begin_batch(out: SampleBatch, previous: SampleBatch | None, spec: EnvSpec) -> None:
-    """Row 0 from row T of the batch before, if there is one, and no turn in the others."""
-    if previous is None:
-        tree_map(lambda x: x[0].fill(0), out.obs)
-        out.first[0], out.prev_reward[0] = False, 0.0
-        tree_assign(out.prev_action, 0, spec.null_action)
-    else:
-        for name in ROWS_AND_NEXT:
-            tree_assign(getattr(out, name), 0, getattr(previous, name), -1)
-    out.first[1:] = False
-    for x in (out.reward, out.terminated, out.truncated, out.valid):
-        x.fill(0)
-    for column in tree_leaves(out.info.get("env")) if isinstance(out.info, dict) else ():
-        column.fill(np.nan)
 
 
 def idle_rest(
