@@ -218,11 +218,15 @@ class PolicySet(Mapping[str, Policy]):
             return
         self._told_of_rows.add(name)
         if policy.comm.rank == 0:
-            wait = f"min_rows={{{name!r}: {size}}} (--algo.min-rows.{name} {size}) has it wait until there are so many; or "
+            cure = "use a larger sampler.T or sampler.B"
+            if hasattr(self.settings, "min_rows"):
+                wait = (
+                    f"min_rows={{{name!r}: {size}}} (--algo.min-rows.{name} {size}) has it wait until there are so many"
+                )
+                cure = f"{wait}; or {cure}"
             warnings.warn(
                 f"policy {name!r} has {counted(rows, 'row')} in a batch with room for {places}, and its minibatch is "
-                f"{size}: its gradients are means over few rows; {wait if hasattr(self.settings, 'min_rows') else ''}use "
-                "a larger sampler.T or sampler.B",
+                f"{size}: its gradients are means over few rows; {cure}",
                 stacklevel=5,
             )
 
