@@ -144,6 +144,7 @@ def test_rows_that_do_not_follow_each_other_are_no_trace() -> None:
     assert kept("-a -a -a -a -a", "a -b -b -b -b") == ["-a -a", "a -b"]
     assert kept("a b c d! -e", "-q -q q -r -r") == ["a b c d! -e", "q -r -r -r -r"]
     assert kept("a b! -c d* -e", "p q! -r -r -r") == ["a b! -c d* -e", "p q! -r -r -r"]
+    assert kept("-p -p q! -r", "a b c -d") == ["q! -r -r -r", "a b c -d"]  # what fills a slot up ends nothing
     assert kept("a b c -c -c", "p q r s! -t") == ["a b c -c -c", "p q r s! -t"]
 
 
