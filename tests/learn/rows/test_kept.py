@@ -14,7 +14,7 @@ from penstock.core.batch import allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import LeafSpec
 from penstock.learn.policy import as_tensors
-from penstock.learn.rows.kept import KeptRows, _compacted
+from penstock.learn.rows.kept import KeptRows, compacted
 from tests.learn.ranks import on_ranks
 from tests.learn.rows.boss import Boss
 
@@ -132,7 +132,7 @@ def test_rows_that_do_not_follow_each_other_are_no_trace() -> None:
         )
 
     def kept(*slots: str) -> list[str]:
-        found = _compacted(record(*slots))
+        found = compacted(record(*slots))
         return [shown(found, b) for b in range(len(slots))]
 
     assert kept("a b -c -c c") == ["a b -c"]  # what is after the last row
