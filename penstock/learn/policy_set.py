@@ -208,21 +208,25 @@ class PolicySet(Mapping[str, Policy]):
         return batch
 
     def _look_at_rows(self, name: str, batch: SampleBatch) -> None:
-        """Warns, once a policy, of a batch that is mostly idle and has fewer valid rows than a minibatch."""
+        """Warns, once a policy, of a batch of which less than a quarter is valid, fewer rows than a minibatch."""
         policy = self[name]
         size = policy.minibatch
         if len(self) == 1 or name in self._told_of_rows or size is None or policy.replay_schedule is not None:
             return
         rows, places = policy.of_all(batch.env_steps), policy.of_all(batch.valid.size)
-        if rows >= size or 2 * rows >= places:
+        if rows >= size or 4 * rows >= places:
             return
         self._told_of_rows.add(name)
         if policy.comm.rank == 0:
+            cure = "use a larger sampler.T or sampler.B"
+            if hasattr(self.settings, "min_rows"):
+                wait = (
+                    f"min_rows={{{name!r}: {size}}} (--algo.min-rows.{name} {size}) has it wait until there are so many"
+                )
+                cure = f"{wait}; or {cure}"
             warnings.warn(
                 f"policy {name!r} has {counted(rows, 'row')} in a batch with room for {places}, and its minibatch is "
-                f"{size}: its gradients are means over few rows. Policies(min_rows={{{name!r}: {size}}}) "
-                f"(--algo.min-rows.{name} {size}) has it wait until there are so many; or use a larger sampler.T or "
-                "sampler.B",
+                f"{size}: its gradients are means over few rows; {cure}",
                 stacklevel=5,
             )
 

@@ -13,7 +13,7 @@ import torch
 import penstock as ps
 
 if TYPE_CHECKING:
-    from conftest import Zygote
+    from tests.conftest import Zygote
 from tests.run.resumed import Same, checkpoints, logged
 
 MEMORY = ps.Net(hidden=(8,), recurrent="gru", recurrent_size=8, normalize_obs=True, normalize_reward=True)

@@ -77,7 +77,7 @@ class KeptRows:
             own, total = policy.columns.own, policy.columns.total
         if total != self.batch.spec.B:
             raise CheckpointError(f"the rows that wait are of {self.batch.spec.B} slots; this run has {total}")
-        self.batch = _compacted(self.batch[:, own])
+        self.batch = compacted(self.batch[:, own])
 
     def _add(self, batch: SampleBatch) -> None:
         if self.slots not in (0, batch.spec.B):
@@ -89,7 +89,7 @@ class KeptRows:
         if self.batch is not None and not batch.env_steps:
             return
         batch = replace(batch, version=self._since(batch.version, batch.valid))
-        self.batch = _compacted(batch if self.batch is None else _joined(self.batch, batch))
+        self.batch = compacted(batch if self.batch is None else _joined(self.batch, batch))
 
     def _wait(self, version: int) -> None:
         """Notes that the parameters of the next version are those of this one, with which rows seem acted since."""
@@ -131,7 +131,7 @@ def _joined(kept: SampleBatch, batch: SampleBatch) -> SampleBatch:
     return record
 
 
-def _compacted(record: SampleBatch) -> SampleBatch:
+def compacted(record: SampleBatch) -> SampleBatch:
     """A copy with the valid rows, and after each that another does not follow its successor, as its bootstrap.
 
     Rows in which an agent took no turn (`turns.py`) are left out where its next turn opens with what it saw in them:

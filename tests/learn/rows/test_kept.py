@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.core.batch import allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import LeafSpec
 from penstock.learn.policy import as_tensors
-from penstock.learn.rows.kept import KeptRows
+from penstock.learn.rows.kept import KeptRows, compacted
 from tests.learn.ranks import on_ranks
 from tests.learn.rows.boss import Boss
 
@@ -87,15 +89,63 @@ def test_kept_rows_are_copies() -> None:
 @pytest.mark.parametrize("T", [16, 7])
 def test_memory_runs_through_kept_rows_as_it_did_while_acting(T: int) -> None:
     """The log-probabilities that an unroll over all kept rows finds are those recorded as each was acted."""
-    sampler, policies = begun(pair(ps.PPO(net=MEMORY), min_rows={"boss": 10**6}), T=T)
-    for itr in range(24):
+    boss = ps.PPO(net=MEMORY, lr=1e-12)  # it trains, so that records begin within episodes, and stays what it was
+    sampler, policies = begun(pair(boss, min_rows={"boss": 14}), T=T)
+    most, opened = 0, set[bool]()
+    for itr in range(60):
         ps.train_one_step(policies, sampler.obtain_samples(itr)[0])
+        if (kept := policies.kept["boss"].batch) is not None and kept.env_steps:
+            most = max(most, kept.env_steps)
+            opened.update(kept.first[0][kept.valid[0]].tolist())
+            kept = as_tensors(kept, torch.device("cpu"))
+            distribution = policies["boss"].agent(kept.inputs_t, kept.state)[0]
+            found = distribution.log_prob(kept.action)[kept.valid]
+            torch.testing.assert_close(found, kept.info["logp"][kept.valid], rtol=0, atol=1e-5)
+    assert most >= 10 and opened == {True, False} and policies["boss"].updates
     sampler.shutdown()
-    boss, kept = policies["boss"], as_tensors(policies.kept["boss"].batch, torch.device("cpu"))
-    assert kept.env_steps >= 15
-    distribution = boss.agent(kept.inputs_t, kept.state)[0]
-    found = distribution.log_prob(kept.action)[kept.valid]
-    torch.testing.assert_close(found, kept.info["logp"][kept.valid], rtol=0, atol=1e-5)
+
+
+def test_rows_that_do_not_follow_each_other_are_no_trace() -> None:
+    """Rows of one slot, one letter each: its observation, - before one that is not valid, ! behind one that ended."""
+
+    def record(*slots: str) -> ps.SampleBatch:
+        rows = [slot.split() for slot in slots]
+        T, B = len(rows[0]) - 1, len(rows)
+        spec = ps.EnvSpec(LeafSpec("box", (), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+        batch = allocate_batch(spec, ps.BatchSpec(T, B))
+        for b in range(B):
+            for t, text in enumerate(rows[b]):
+                batch.obs[t, b] = ord(text.strip("-!*"))
+                batch.first[t, b] = "*" in text
+                if t < T:
+                    batch.valid[t, b] = "-" not in text
+                    batch.terminated[t, b] = "!" in text
+        return batch
+
+    def shown(batch: ps.SampleBatch, b: int) -> str:
+        valid = [*batch.valid[:, b], False]
+        end = [*batch.terminated[:, b], False]
+        first = batch.first[:, b]
+        return " ".join(
+            "-" * (not valid[t]) + chr(int(x)) + "!" * int(end[t]) + "*" * int(first[t])
+            for t, x in enumerate(batch.obs[:, b])
+        )
+
+    def kept(*slots: str) -> list[str]:
+        found = compacted(record(*slots))
+        return [shown(found, b) for b in range(len(slots))]
+
+    assert kept("a b -c -c c") == ["a b -c"]  # what is after the last row
+    assert kept("a -b -b b -c") == ["a b -c"]  # the turn goes on
+    assert kept("a -b -b c -d") == ["a -b c -d"]  # it does not: another observation
+    assert kept("a! -b -b c* -d") == ["a! -b c* -d"]  # a reset row
+    assert kept("a -b -b b* -d") == ["a -b b* -d"]  # an episode that a fault cut
+    assert kept("-a -a a b -c") == ["a b -c"]
+    assert kept("-a -a -a -a -a", "a -b -b -b -b") == ["-a -a", "a -b"]
+    assert kept("a b c d! -e", "-q -q q -r -r") == ["a b c d! -e", "q -r -r -r -r"]
+    assert kept("a b! -c d* -e", "p q! -r -r -r") == ["a b! -c d* -e", "p q! -r -r -r"]
+    assert kept("-p -p q! -r", "a b c -d") == ["q! -r -r -r", "a b c -d"]  # what fills a slot up ends nothing
+    assert kept("a b c -c -c", "p q r s! -t") == ["a b c -c -c", "p q r s! -t"]
 
 
 @pytest.mark.parametrize("net", [NET, MEMORY], ids=["plain", "lstm"])
@@ -131,6 +181,14 @@ def test_without_min_rows_a_policy_of_few_rows_is_named_once() -> None:
         for itr in range(1, 4):
             ps.train_one_step(policies, sampler.obtain_samples(itr)[0])
     sampler.shutdown()
+    sampler, policies = begun(pair(ps.PPO(net=NET, minibatch=2)))
+    sampler.obtain_samples(0)
+    batch, _ = sampler.obtain_samples(1)
+    assert 2 <= batch["boss"].env_steps < 48 / 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.train_one_step(policies, batch)  # few rows, and enough for a minibatch
+    sampler.shutdown()
     sampler, policies = begun(pair(min_rows={"boss": 16}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -157,8 +215,11 @@ def test_lag_counts_the_training_steps_since_a_row_was_acted() -> None:
     batch = sampler.obtain_samples(0)[0].copy()
     sampler.shutdown()
     kept, batches = KeptRows(12), []
-    for version in range(6):  # acted a version late, as with depth 1
+    for version in range(6):  # acted a version late, as with depth 1, and resumed between any two
         policy.version = version
+        again = KeptRows(12)
+        again.load_state_dict(kept.state_dict(policy), policy)
+        kept = again
         part = batch[0:4]
         part.version[...] = max(version - 1, 0)
         part.first[0] = version > 0
@@ -191,7 +252,7 @@ def test_what_waits_is_part_of_the_state() -> None:
 
 
 def test_learners_keep_the_rows_of_one() -> None:
-    algo = pair(ps.PPO(net=MEMORY, epochs=1, minibatch=16), min_rows={"boss": 30})
+    algo = pair(ps.PPO(net=MEMORY, epochs=1, minibatch=8), min_rows={"boss": 30})
     sampler, whole = begun(algo, B=5)
     batches = [sampler.obtain_samples(itr)[0].copy() for itr in range(26)]
     specs = sampler.specs
