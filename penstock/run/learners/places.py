@@ -115,8 +115,8 @@ def _cluster(exp: Experiment) -> tuple[str, list[float], int]:
         return given or "local", [0.0] * exp.run.learners, 0
     if given and given != settings.address:
         raise ConfigError(
-            f"run.learner_address={given!r} with sampler.address={settings.address!r}; learners and their runners share a "
-            "cluster: leave the first out"
+            f"run.learner_address={given!r} with sampler.address={settings.address!r}; learners and their runners "
+            "share a cluster: leave the first out"
         )
     own = settings.shares(exp.run.learners)
     store_mb = settings.store_mb(exp.env_config, exp.run.seed)
