@@ -25,6 +25,7 @@ def require_members(value: Any, protocol: type, page: str) -> None:
         protocol: a `typing.Protocol`, or a class whose public methods and annotated attributes stand for one.
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
+    defaults = any(getattr(x, "__required__", False) for x in vars(protocol).values())
     for name, signature in members(protocol).items():
         member = getattr(value, name, None)
         if member is None and signature.endswith("| None") and hasattr(value, name):
@@ -32,10 +33,12 @@ def require_members(value: Any, protocol: type, page: str) -> None:
         if getattr(member, "__required__", False) or (
             member is None and not (isinstance(value, type) and signature.startswith(f"{name}:"))
         ):
-            owner = value if isinstance(value, type) else type(value)
+            owner, own = value if isinstance(value, type) else type(value), getattr(protocol, name, None)
+            inherited = defaults and own is not None and not getattr(own, "__required__", False)
+            cure = f", or inherit {protocol.__name__}, which has a default" * inherited
             raise ConfigError(
                 f"{owner.__module__}.{owner.__qualname__} has no {signature}, which {protocol.__name__} asks for; "
-                f"see {page}"
+                f"see {page}{cure}"
             )
 
 

@@ -28,6 +28,8 @@ INNER = ("serial", "cpu", "gpu", "alternating", "no-overlap-alternating")
 """Those that may stand inside another one."""
 ACTING = ("penstock.workers.env_worker", "penstock.samplers.actor", "penstock.agents.actor_critic")
 """Modules that workers that act import, once for all of them; none of them starts a thread."""
+PLAYING = ("max_decorrelation_steps", "reset", "discount", "journal_steps")
+"""`SamplerSettings.kept` of samplers that step environments."""
 _EARLY = ("sampler.mode", "sampler.runners", "sampler.min_runners")
 """Settings on which the slots of each runner depend, and one that depends on them."""
 

@@ -18,14 +18,14 @@ from penstock.core.machine import counted
 from penstock.core.placement import Placement
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.settings import Reset
+from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.processes.forking import start_ahead
 from penstock.processes.python import one_thread_environment
-from penstock.samplers import ACTING
+from penstock.samplers import ACTING, PLAYING
 from penstock.samplers.actor import WorkerActors
 from penstock.samplers.collector import Server
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.sampler import PLAYING, SamplerSettings, pool_settings
+from penstock.samplers.sampler import SamplerSettings
 from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
 from penstock.workers.pool import TRAINING, ProcessPool
@@ -160,7 +160,7 @@ class WorkerSampler(SamplerSettings):
         )
         try:
             pool = ProcessPool(
-                workers, TRAINING, config, seed, self.B, pool_settings(self), self.groups, exclusive, first_slot
+                workers, TRAINING, config, seed, self.B, PoolSettings.of(self), self.groups, exclusive, first_slot
             )
             return LiveSampler(
                 self.spec,

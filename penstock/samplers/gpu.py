@@ -14,12 +14,11 @@ from typing import Any
 from penstock.agents.parameters import require_device
 from penstock.core.errors import ConfigError, NativeEnvError
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.native import resized
+from penstock.envs.pools.native import require_next_step, resized
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.samplers.action_server import ActionServer
 from penstock.samplers.cpu import WorkerSampler
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.sampler import require_next_step
 from penstock.workers.shares import Shared
 
 

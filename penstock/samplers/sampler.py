@@ -12,32 +12,9 @@ from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.protocols import required
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.envs.pools.settings import PoolSettings
 from penstock.samplers import SAMPLERS
-from penstock.samplers.episodes import DISCOUNT, Episodes
+from penstock.samplers.episodes import Episodes
 from penstock.workers.shares import even_split
-
-PLAYING = ("max_decorrelation_steps", "reset", "discount", "journal_steps")
-"""`SamplerSettings.kept` of samplers that step environments."""
-
-
-def pool_settings(sampler: Any) -> PoolSettings:
-    """How a sampler with the fields `PLAYING` has its environments played."""
-    return PoolSettings(
-        sampler.reset,
-        sampler.max_decorrelation_steps,
-        discount=DISCOUNT if sampler.discount is None else sampler.discount,
-        journal_steps=sampler.journal_steps,
-    )
-
-
-def require_next_step(sampler: Any) -> None:
-    """Raises ConfigError for settings that mean nothing to a native batched environment."""
-    if sampler.reset != "next_step" or sampler.max_decorrelation_steps:
-        raise ConfigError(
-            "a native batched environment resets in the next step by itself; use reset='next_step' and "
-            "max_decorrelation_steps=0"
-        )
 
 
 class Sampler(Protocol):
@@ -109,7 +86,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SamplerSettings(Protocol):
-    """Frozen settings of a sampler: a frozen dataclass that inherits this class, writes `build`, and answers what differs.
+    """Settings of a sampler: a frozen dataclass that inherits this class, writes `build`, and answers what differs.
 
     Other members are asked where a run needs to know its sampler; they suit one that plays T steps of B slots here.
     """
@@ -209,7 +186,7 @@ class SamplerSettings(Protocol):
         return {**self.spec._asdict(), **usual, **kept}
 
     def in_place_of(self, other: SamplerSettings) -> Any:
-        """The settings with what decides the content of a batch as in `other`, which itself is returned if of one class."""
+        """The settings with what decides the content of a batch as in `other`; one of the same class is itself."""
         if type(other) is type(self):
             return other
         own: Any = self

@@ -10,10 +10,12 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.making import pool_for
+from penstock.envs.pools.native import require_next_step
 from penstock.envs.pools.pool import EnvPool
-from penstock.envs.pools.settings import Reset
+from penstock.envs.pools.settings import PoolSettings, Reset
+from penstock.samplers import PLAYING
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.sampler import PLAYING, SamplerSettings, pool_settings, require_next_step
+from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.tensors.making import batched_pool
 from penstock.workers.shares import Watched
 
@@ -79,7 +81,7 @@ class SerialSampler(SamplerSettings):
                 seed,
                 slice(first_slot, first_slot + self.B),
                 replace(
-                    pool_settings(self),
+                    PoolSettings.of(self),
                     mark=mark,
                     ledger=None if shared is None else shared.ledger(self.B),
                     evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),

@@ -11,6 +11,7 @@ import penstock as ps
 from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import Constant
+from penstock.samplers.sampler import SamplerSettings
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,19 @@ def test_without_a_sampler_the_settings_are_those_of_the_algorithms_batch() -> N
 
 
 @dataclasses.dataclass(frozen=True)
-class Unbuilt:
+class Unbuilt(SamplerSettings):
     """Settings of a sampler without `build`."""
 
     spec: ps.BatchSpec = ps.BatchSpec(4, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uninherited:
+    """Settings without a base."""
+
+    spec: ps.BatchSpec = ps.BatchSpec(4, 2)
+
+    def build(self, env: Any, seed: int = 0, **place: Any) -> Any: ...
 
 
 class Half:
@@ -142,7 +152,7 @@ class Half:
 
 
 @dataclasses.dataclass(frozen=True)
-class HalfBuilt:
+class HalfBuilt(SamplerSettings):
     """Settings that build one."""
 
     spec: ps.BatchSpec = ps.BatchSpec(4, 2)
@@ -156,6 +166,10 @@ def test_a_sampler_that_lacks_a_member_is_refused_with_its_signature_and_a_page(
         ConfigError, match=r"Unbuilt has no build\(env: Any, .*SamplerSettings asks for; see docs/writing-a-sampler.md"
     ):
         ps.Experiment("CartPole-v1", ps.PPO(), sampler=Unbuilt())  # pyright: ignore
+    with pytest.raises(
+        ConfigError, match=r"Uninherited has no .*; see docs/.*, or inherit SamplerSettings, which has a default$"
+    ):
+        ps.Experiment("CartPole-v1", ps.PPO(), sampler=Uninherited())  # pyright: ignore
     exp = ps.Experiment("CartPole-v1", ps.PPO(), sampler=HalfBuilt())
     with pytest.raises(
         ConfigError, match=r"Half has no evaluate_agent\(itr: int, .*Sampler asks for; see docs/writing-a-sampler.md"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from penstock.cli.main import main
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.samplers import SAMPLERS, find_sampler, placed
+from penstock.samplers.sampler import SamplerSettings
 from tests.workers.first_batches import PLACES, TWO_KINDS, no_process_is_left
 
 __all__ = ["no_process_is_left"]
@@ -234,3 +235,36 @@ def test_a_sampler_in_words() -> None:
         ),
     }
     assert {sampler.described: sampler for sampler in said.values()} == said
+
+
+# Settings of one's own.
+
+
+@dataclass(frozen=True)
+class Own(SamplerSettings):
+    """It keeps `reset`, and says nothing of `speed`."""
+
+    kept = ("reset", "discount")
+    T: int = 4
+    B: int = 6
+    reset: str = "next_step"
+    speed: int = 1
+    discount: float | None = None
+
+    def build(self, env: Any, seed: int = 0, *, first_slot: int = 0, total_slots: int | None = None) -> Any:
+        return ps.SerialSampler(self.T, self.B).build(env, seed, first_slot=first_slot, total_slots=total_slots)
+
+
+def test_settings_of_ones_own_answer_by_what_they_keep() -> None:
+    own = Own(speed=3)
+    assert (own.spec, own.name, own.described, own.cores) == ((4, 6), f"{__name__}:Own", "Own", 1)
+    assert own.sized(BatchSpec(2, 3)) == Own(2, 3, speed=3)
+    assert own.shares(4) == [Own(B=B, speed=3) for B in (2, 2, 1, 1)]
+    assert own.with_discount(0.9) == Own(speed=3, discount=0.9) and own.with_discount(None) is own
+    assert own.content() == Own().content() != Own(reset="batch_end").content()
+    assert own.in_place_of(ps.CpuSampler(8, 2, reset="batch_end", discount=0.5)) == Own(4, 6, "batch_end", 3, 0.5)
+    assert ps.AsyncSampler(own).shares(2) == [ps.AsyncSampler(Own(B=3, speed=3))] * 2
+    with pytest.raises(ConfigError, match=r"sampler.inner=.*expected a synchronous sampler's settings"):
+        ps.RunnerSampler(inner=own)  # it keeps no journal, so its episodes could not move to another runner
+    with pytest.raises(ConfigError, match=r"Own has no setting 'sped'"):
+        Own(sped=1)  # pyright: ignore[reportCallIssue]

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EnvPool
-from penstock.samplers.sampler import pool_settings
+from penstock.envs.pools.settings import PoolSettings
 from penstock.testing.pools import check_pool, echo_config
 from penstock.workers.pool import TRAINING, ProcessPool
 from tests.slow import slow
@@ -40,7 +40,7 @@ class _Attaching(EnvPool):
     def __init__(self, settings: Any, config: EnvConfig) -> None:
         self._workers = settings.start_workers(config, 3, 1, None)
         self._pool = ProcessPool(
-            self._workers, TRAINING, config, 3, 7, pool_settings(settings), settings.groups, not settings.overlap
+            self._workers, TRAINING, config, 3, 7, PoolSettings.of(settings), settings.groups, not settings.overlap
         )
         self.specs, self.groups, self.info_keys = self._pool.specs, self._pool.groups, self._pool.info_keys
         self._shared: Any = None

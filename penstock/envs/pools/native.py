@@ -233,6 +233,15 @@ class NativeEnv:
         raise EnvWorkerError(f"{self._where(phase)}: {words_of(error)}\n{text}") from error
 
 
+def require_next_step(sampler: Any) -> None:
+    """Raises ConfigError for settings of a sampler that mean nothing to a native batched environment."""
+    if sampler.reset != "next_step" or sampler.max_decorrelation_steps:
+        raise ConfigError(
+            "a native batched environment resets in the next step by itself; use reset='next_step' and "
+            "max_decorrelation_steps=0"
+        )
+
+
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
     """Settings whose factory is asked for `num_envs` environments, if it can be asked.
 

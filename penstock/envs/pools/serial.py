@@ -161,6 +161,10 @@ class SerialPool(EnvPool):
     def recv(self) -> int:
         return 0
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing: there are no workers whose faults could be counted."""
+        return {}
+
     def close(self) -> None:
         self.host.close()
 

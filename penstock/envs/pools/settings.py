@@ -44,6 +44,12 @@ class PoolSettings:
     journal_steps: int = 100_000
     """Steps, of agents that take turns moves, that pools of many agents keep to replay an open episode on resume."""
 
+    @classmethod
+    def of(cls, sampler: Any) -> PoolSettings:
+        """Those of a sampler with fields of these names, whose discount may be None for the usual one."""
+        given = {} if sampler.discount is None else {"discount": sampler.discount}
+        return cls(sampler.reset, sampler.max_decorrelation_steps, journal_steps=sampler.journal_steps, **given)
+
     def for_evaluation(self, B: int, mark: MutableSequence[int] | None = None) -> PoolSettings:
         """Those of a pool for evaluation with B slots, which notes its activity in the same `mark`."""
         ledger = None if self.evaluation_ledger is None else self.evaluation_ledger(B)

@@ -117,8 +117,8 @@ def _cluster(plan: Plan) -> tuple[str, list[float], int]:
         return given or "local", [0.0] * exp.run.learners, 0
     if given and given != settings.address:
         raise ConfigError(
-            f"run.learner_address={given!r} with sampler.address={settings.address!r}; learners and their runners share a "
-            "cluster: leave the first out"
+            f"run.learner_address={given!r} with sampler.address={settings.address!r}; learners and their runners "
+            "share a cluster: leave the first out"
         )
     own = settings.shares(exp.run.learners)
     return settings.address, [x.runners * settings.num_cpus for x in own], settings.object_store_mb

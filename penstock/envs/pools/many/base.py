@@ -44,8 +44,7 @@ class AgentsPool(EnvPool):
         )
 
     def open_batch(self, outs: Sequence[SampleBatch], first: bool) -> None:
-        """Makes `outs` the batches to write. Row 0 is row T of those before, or of the `first` ones empty; the others are
-        empty but for observations and actions."""
+        """Makes `outs` the batches to write: row 0 is row T of those before, or empty, as are others."""
         previous, self._outs = self._outs, outs
         self.log = self.account.bind(most_episodes(self.host.seating, outs[0].spec.T))
         for p, out in enumerate(outs):
@@ -62,7 +61,7 @@ class AgentsPool(EnvPool):
                 column.fill(np.nan)
 
     def restored(self, state: PoolState, restore: Callable[[int, Any], bool]) -> list[int]:
-        """Goes on from a state; returns the environments that `restore(e, snapshot)` did not bring to where they were."""
+        """Goes on from a state; returns the environments that `restore(e, snapshot)` did not bring back."""
         self.host.set_state(state)
         lost = [e for e, found in enumerate(state.snapshot) if not restore(e, found)]
         self.host.set_state(state, lost)
