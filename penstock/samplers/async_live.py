@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,14 +35,14 @@ from penstock.samplers.async_process import (
     RESULTS,
     STOP,
     AttachInner,
-    Evaluate,
     GetInner,
     MakeInner,
     SetInner,
 )
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.installed import Installed, last_row
-from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, evaluation_seed
+from penstock.samplers.live import evaluation_seed
 from penstock.workers import control
 from penstock.workers.shares import at_work
 from penstock.workers.supervisor import Workers
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _RESULT_BYTES_PER_ROW = 64
 
 
-class AsyncLive:
+class AsyncLive(Evaluates):
     """A `Sampler` whose batches come from a process of its own.
 
     `obtain_samples(k)` publishes the agent's parameters as version k, releases batch k - 1, and waits for batch k.
@@ -201,25 +202,17 @@ class AsyncLive:
         self._metrics |= lags(batches, itr)
         return self._installed.together(batches), episodes
 
-    def evaluate_agent(
-        self,
-        itr: int,
-        episodes: int = 20,
-        deterministic: bool = True,
-        give_up: Callable[[], bool] | None = None,
-        slots: int = EVAL_SLOTS,
-        max_steps: int = EVAL_MAX_STEPS,
-    ) -> Episodes:
-        """As `LiveSampler.evaluate_agent`, with the present parameters, after the batch in the making."""
+    def evaluate(self, asked: Evaluation) -> Episodes:
+        """Plays it with the present parameters, after the batch in the making."""
         self._write(self._installed.agents, -1)
         self._block[STOP] = 0
 
         def watch() -> None:
-            if give_up is not None and give_up():
+            if asked.given_up:
                 self._block[STOP] = 1
 
-        self._evaluation_seed = evaluation_seed(self._seed, itr)
-        return Episodes(**self._ask(Evaluate(itr, episodes, deterministic, slots, max_steps), watch))
+        self._evaluation_seed = evaluation_seed(self._seed, asked.itr)
+        return Episodes(**self._ask(replace(asked, give_up=None), watch))
 
     def metrics(self) -> dict[str, float]:
         """`sampler/lag` of the last batch in training steps, the inner sampler's metrics, and faults."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
 from penstock.processes.descriptors import write_all
+from penstock.samplers.evaluating import Evaluation
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
@@ -57,17 +58,6 @@ class AttachInner:
     depth: int
     exact: bool
     result_size: int
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Message: `evaluate_agent` with the evaluation's parameters."""
-
-    itr: int
-    episodes: int
-    deterministic: bool
-    slots: int
-    max_steps: int
 
 
 @dataclass(frozen=True)
@@ -154,17 +144,9 @@ class AsyncHost(Host):
             ]
             self.inner.initialize(given, message.buffers)
             return None
-        if isinstance(message, Evaluate):
+        if isinstance(message, Evaluation):
             self.load(-1)
-            found = self.inner.evaluate_agent(
-                message.itr,
-                message.episodes,
-                message.deterministic,
-                lambda: bool(self.block[STOP]),
-                message.slots,
-                message.max_steps,
-            )
-            return found.to_plain()
+            return replace(message, give_up=lambda: bool(self.block[STOP])).by(self.inner).to_plain()
         if isinstance(message, GetInner):
             return self.inner.state_dict()
         assert isinstance(message, SetInner)

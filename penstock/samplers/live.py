@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from penstock.samplers.accounts.playing import LogPlay, Play
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
+from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.installed import Buffers, Installed, last_row
 from penstock.samplers.tensors.account import TensorAccount, TensorStats
 from penstock.samplers.tensors.bounds import TensorBounds
@@ -29,11 +30,9 @@ from penstock.samplers.traced import loop
 
 EVAL_T = 64
 """Rows of a batch of an evaluation."""
-EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
-"""Defaults of an evaluation. 27,000 steps are the 108,000 frames after which Atari's protocol ends an episode."""
 
 
-class LiveSampler:
+class LiveSampler(Evaluates):
     """A `Sampler` over a pool of environments.
 
     The batch that `obtain_samples` returns is a live buffer: the next call overwrites it.
@@ -183,70 +182,40 @@ class LiveSampler:
                 while (bad := self._not_finite(policy, batch)) is not None:
                     self._started().forget_slots(self.pool.disown(*bad))
 
-    def evaluate_agent(
-        self,
-        itr: int,
-        episodes: int = 20,
-        deterministic: bool = True,
-        give_up: Callable[[], bool] | None = None,
-        slots: int = EVAL_SLOTS,
-        max_steps: int = EVAL_MAX_STEPS,
-    ) -> Episodes:
-        """Exactly `episodes` finished episodes in environments of their own: the first k of each slot.
-
-        Counting whichever end first would favour short episodes. Training environments, noise and state are not
-        touched, and every evaluation has episodes of its own.
-
-        Args:
-            itr: addresses the episodes' seeds and the noise, so that a resumed run evaluates on the same ones.
-            give_up: asked every 64 steps; once it is True, the episodes that have ended are all there are.
-            slots: environments side by side, at most. Native batched environments have as many as in training.
-            max_steps: an episode is cut there, neither terminated nor longer, and counts with its return so far.
-        """
-        if episodes < 1 or slots < 1 or max_steps < 1:
-            raise ConfigError(
-                f"evaluate_agent(episodes={episodes}, slots={slots}, max_steps={max_steps}); expected 1 or more of each"
-            )
-        purpose = Purpose.EVALUATE_GREEDILY if deterministic else Purpose.EVALUATE
-        noisy = not deterministic or any(agent.evaluates_with_noise for agent in self._installed.agents)
-        how = episodes, slots, max_steps, purpose if noisy else None, give_up or (lambda: False)
-        while (found := self._evaluated(itr, *how)) is None:
+    def evaluate(self, asked: Evaluation) -> Episodes:
+        """Plays an evaluation, anew if a worker or runner is lost in it: those left over would play other episodes."""
+        while (found := self._evaluated(asked)) is None:
             pass  # who breaks it again and again uses up the budget of replacements
         return found
 
-    def _evaluated(
-        self,
-        itr: int,
-        episodes: int,
-        slots: int,
-        max_steps: int,
-        purpose: Purpose | None,
-        give_up: Callable[[], bool],
-    ) -> Episodes | None:
-        """The episodes of an evaluation; None if some were lost with a worker, since those left would be others."""
-        B = self.pool.evaluation_slots(min(episodes, slots))
+    def _evaluated(self, asked: Evaluation) -> Episodes | None:
+        """The episodes of an evaluation; None if it broke."""
+        agents, itr = self._installed.agents, asked.itr
+        B = self.pool.evaluation_slots(min(asked.episodes, asked.slots))
         own = self.evaluation_buffers(B)
-        batches = own.filled(0)
-        seed, left = evaluation_seed(self._seed, itr), [episodes // B + (b < episodes % B) for b in range(B)]
+        batches, seating = own.filled(0), self._config.for_evaluation.seating
+        seed = evaluation_seed(self._seed, itr)
+        left = [asked.episodes // B + (b < asked.episodes % B) for b in range(B)]
+        purpose = Purpose.EVALUATE_GREEDILY if asked.deterministic else Purpose.EVALUATE
+        noisy = not asked.deterministic or any(agent.evaluates_with_noise for agent in agents)
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
-            seating = self._config.for_evaluation.seating
             if seating is None:
-                play = Play(left, self._sums(own.pool, B), max_steps)
+                play = Play(left, self._sums(own.pool, B), asked.max_steps)
             else:
                 play = LogPlay(own.pool, left, seating)
-                own.pool.limit(max_steps)
+                own.pool.limit(asked.max_steps)
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
             while not play.over:
-                self.fill_evaluation(None if purpose is None else Noise(seed, purpose, (itr << 24) + chunk))
+                self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
                 if own.pool.broken:
                     return None
                 for bounds, batch in zip(self._bounds, batches):
                     bounds.look(batch, training=False)
                 play.add(batches)
                 chunk += 1
-                if give_up():
+                if asked.given_up:
                     return join_episodes([found, play.found])
             found, left, again = join_episodes([found, play.found]), play.left, again + 1
         return found

@@ -9,7 +9,7 @@ slots counts the others' rows too, by the lengths of their episodes, and reads o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,15 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import DISCOUNT, Episodes
+from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.installed import Installed
-from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
+from penstock.samplers.live import LiveSampler
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""
 
 
-class OfflineLive:
+class OfflineLive(Evaluates):
     """A `Sampler` whose `obtain_samples` returns the episodes of the data.
 
     Args:
@@ -163,17 +164,9 @@ class OfflineLive:
         self._remember()
         return batch
 
-    def evaluate_agent(
-        self,
-        itr: int,
-        episodes: int = 20,
-        deterministic: bool = True,
-        give_up: Callable[[], bool] | None = None,
-        slots: int = EVAL_SLOTS,
-        max_steps: int = EVAL_MAX_STEPS,
-    ) -> Episodes:
-        """Exactly `episodes` finished episodes in real environments: see `LiveSampler.evaluate_agent`."""
-        return self._evaluator.evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
+    def evaluate(self, asked: Evaluation) -> Episodes:
+        """Plays it in real environments."""
+        return self._evaluator.evaluate(asked)
 
     @property
     def last_batch(self) -> SampleBatch:

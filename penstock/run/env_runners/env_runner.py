@@ -25,7 +25,7 @@ from penstock.run.checkpoints.encoding import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS
+from penstock.samplers.evaluating import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import received

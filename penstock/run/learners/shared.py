@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.learners.states import joined, numbered, part
 from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.sampler import Sampler
 
 _A_BATCH = 1 << 32
@@ -32,7 +33,7 @@ def order_of_ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:
     return ended if len(ended) == len(episodes) else np.zeros(len(episodes), np.int64)
 
 
-class SharedSampler:
+class SharedSampler(Evaluates):
     """A `Sampler` of one rank's slots: batches are its own; episodes, metrics and state are those of all ranks.
 
     `state_dict` and `load_state_dict` are called on all ranks at once.
@@ -70,17 +71,9 @@ class SharedSampler:
         """Number of the first own slot over all ranks."""
         return self._slots[self._comm.rank].start
 
-    def evaluate_agent(
-        self,
-        itr: int,
-        episodes: int = 20,
-        deterministic: bool = True,
-        give_up: Callable[[], bool] | None = None,
-        slots: int = 16,
-        max_steps: int = 27_000,
-    ) -> Episodes:
-        """Plays them all on this rank."""
-        return self.inner.evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
+    def evaluate(self, asked: Evaluation) -> Episodes:
+        """Plays it on this rank."""
+        return asked.by(self.inner)
 
     def ended(self, count: int) -> np.ndarray[Any, Any]:
         """[count] the rows in which the episodes of the batches since the last call ended; 0 where unknown."""

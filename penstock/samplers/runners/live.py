@@ -7,7 +7,7 @@ runners may be lost, replaced, or be others when the run is resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.live import EVAL_MAX_STEPS, EVAL_SLOTS, LiveSampler
+from penstock.samplers.evaluating import Evaluates, Evaluation
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.pool import RunnerPool, RunnerServer
 from penstock.samplers.runners.runners import Runners
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.samplers.runners.settings import RunnerSampler
 
 
-class RunnersLive:
+class RunnersLive(Evaluates):
     """Runners, and the LiveSampler that accounts for all of them, or one for each.
 
     Args:
@@ -103,17 +104,9 @@ class RunnersLive:
             self._agent = together([given[policy] for policy in self.specs])
         return shown[-1]
 
-    def evaluate_agent(
-        self,
-        itr: int,
-        episodes: int = 20,
-        deterministic: bool = True,
-        give_up: Callable[[], bool] | None = None,
-        slots: int = EVAL_SLOTS,
-        max_steps: int = EVAL_MAX_STEPS,
-    ) -> Episodes:
-        """Has the runners play `LiveSampler.evaluate_agent`."""
-        return self._lives[0].evaluate_agent(itr, episodes, deterministic, give_up, slots, max_steps)
+    def evaluate(self, asked: Evaluation) -> Episodes:
+        """Has the runners play it."""
+        return self._lives[0].evaluate(asked)
 
     @property
     def last_batch(self) -> AnyBatch:
