@@ -24,6 +24,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
+from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.lag import lags
 from penstock.samplers.accounts.slots import EpisodeStats, Journal
 from penstock.samplers.async_process import (
@@ -40,7 +41,6 @@ from penstock.samplers.async_process import (
     SetInner,
 )
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import evaluation_seed
 from penstock.workers import control

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
 from penstock.core.spec import SHARED, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
-from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.pool import Columns
 from penstock.envs.seats import Seating
 from penstock.samplers.collector import Server, views_of
+
+C = TypeVar("C", bound=Columns)
 
 
 class Installed:
@@ -162,7 +164,7 @@ class Installed:
         return MultiAgentBatch(dict(zip(self.policies, batches)), steps, environments)
 
 
-class Buffers:
+class Buffers(Generic[C]):
     """A pool with the batches, views and recurrent states that the loop fills.
 
     Args:
@@ -173,7 +175,7 @@ class Buffers:
 
     def __init__(
         self,
-        pool: EnvPool,
+        pool: C,
         agents: Sequence[Agent],
         spec: BatchSpec,
         server: Server | None = None,

@@ -16,13 +16,13 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
+from penstock.envs.pools.pool import Columns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.accounts.account import Account, LogAccount
+from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.playing import LogPlay, Play
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
-from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.installed import Buffers, Installed, last_row
 from penstock.samplers.tensors.account import TensorAccount, TensorStats
 from penstock.samplers.tensors.bounds import TensorBounds
@@ -46,7 +46,7 @@ class LiveSampler(Evaluates):
     def __init__(
         self,
         batch_spec: BatchSpec,
-        pool: EnvPool,
+        pool: Source,
         config: EnvConfig,
         seed: int,
         discount: float | None,
@@ -57,7 +57,7 @@ class LiveSampler(Evaluates):
         first_slot: int = 0,
         total_slots: int | None = None,
     ) -> None:
-        require_members(pool, EnvPool, "docs/writing-a-sampler.md")
+        require_members(pool, EnvPool if server is None else Source, "docs/writing-a-sampler.md")
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
         self.info_keys = pool.info_keys
         """Keys of the env info in every batch."""
@@ -87,8 +87,8 @@ class LiveSampler(Evaluates):
             self._account = SlotAccount(B, self._discount, journal_steps)
         else:
             self._account = LogAccount(seating, B)
-        self._training: Buffers | None = None
-        self._evaluation: Buffers | None = None
+        self._training: Buffers[Source] | None = None
+        self._evaluation: Buffers[EvaluationSource] | None = None
         self._evaluation_slots = 0, 0
         self._collected = False
         self.cut_slots: list[int] = []
@@ -220,7 +220,7 @@ class LiveSampler(Evaluates):
             found, left, again = join_episodes([found, play.found]), play.left, again + 1
         return found
 
-    def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers:
+    def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers[EvaluationSource]:
         """The buffers of evaluations with B slots; kept until one breaks, since making environments takes long.
 
         Args:
@@ -239,7 +239,7 @@ class LiveSampler(Evaluates):
         return made
 
     @property
-    def evaluation_pool(self) -> EnvPool:
+    def evaluation_pool(self) -> EvaluationSource:
         """The pool of the evaluation whose buffers were asked for last."""
         assert self._evaluation is not None
         return self._evaluation.pool
@@ -345,7 +345,7 @@ class LiveSampler(Evaluates):
         training.set_states(agent_states)
         return self.pool.set_state(pool, self._filled, episodes)
 
-    def _sums(self, pool: EnvPool, B: int) -> EpisodeStats | TensorStats:
+    def _sums(self, pool: Columns, B: int) -> EpisodeStats | TensorStats:
         """Running sums of B slots whose batches lie where the pool's do."""
         if pool.device is not None:
             return TensorStats(B, self._discount, pool.device)
@@ -360,7 +360,7 @@ class LiveSampler(Evaluates):
         """One for each policy of what is stored by policy id, or for the only one."""
         return [given[policy] for policy in self._ids] if self._ids else [given]
 
-    def _started(self) -> Buffers:
+    def _started(self) -> Buffers[Source]:
         """Raises ConfigError before `initialize` and after `shutdown`."""
         if self._training is None:
             _ = self._installed.agents

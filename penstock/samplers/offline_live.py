@@ -23,9 +23,9 @@ from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
+from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import DISCOUNT, Episodes
-from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
 

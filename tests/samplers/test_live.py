@@ -245,7 +245,7 @@ WITHOUT_DEFAULT = {
     "recv": "recv() -> int",
     "get_state": "get_state() -> PoolState",
     "set_state": "set_state(state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]) -> list[int]",
-    "for_evaluation": "for_evaluation(B: int, first_slot: int = 0) -> EnvPool",
+    "for_evaluation": "for_evaluation(B: int, first_slot: int = 0) -> EvaluationSource",
     "close": "close() -> None",
 }
 """The members that every pool of one's own must write, as its error shows them."""

@@ -153,34 +153,38 @@ class EpisodeLog:
         self.count[envs] = ((place < self.count[envs, None]) & (self.row[envs] < row)).sum(1)
 
 
-class EnvPool(Protocol):
-    """Slots that step in groups. The pool writes the environment's leaves of a batch, the loop writes the agent's.
-
-    On `send(group, row)` a pool reads `action[row]` of the group's slots and, by the time `recv` returns that group,
-    has written `obs[row+1]`, `first[row+1]`, `reward[row]`, `terminated[row]`, `truncated[row]`, `valid[row]` and the
-    named env info. A slot whose episode ended ignores its next action and resets, or idles: that row is not valid and
-    has reward 0. A pool of your own inherits this class and writes the methods marked
-    `required`; the others suit a pool in this process.
-    """
+class Columns(Protocol):
+    """Columns of batches that something fills: whose they are, and what stands in them."""
 
     specs: tuple[EnvSpec, ...]
-    """One for each policy; pools of single-agent environments have one."""
+    """One for each policy; environments of one agent have one."""
     groups: tuple[Group, ...]
     """The slots of each policy's groups are consecutive, and together all columns of its batch."""
     info_keys: tuple[str, ...]
-    """Keys of the env info that the pool writes where the batch has columns for them."""
+    """Keys of the env info that are written where the batch has columns for them."""
     seats: tuple[int, ...] = (1,)
     """Slots of each policy in one environment; seat i of policy p in environment e is column `e * seats[p] + i`."""
     takes_turns: bool = False
-    """Rows are an agent's own turns: before `send` the loop asks `pending(group)` which of them wait for an action."""
+    """Rows are an agent's own turns."""
     log: EpisodeLog | None = None
-    """The account of the episodes that ended since `bind`, of environments of many agents; None for those of one."""
-    evaluation: bool = False
-    """Episodes have evaluation seeds, which no training episode uses."""
-    broken: bool = False
-    """Environments of an evaluation were lost, as what stepped them died: it is to be played anew, by another pool."""
+    """The account of the episodes that ended in these batches, of environments of many agents; None for one."""
     device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
+
+    @required
+    def close(self) -> None:
+        """Ends the environments. A second call does nothing."""
+
+    def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
+        """Moves buffers, and recurrent states [B, ...] of agents that act there, to where it writes them."""
+        return batches, states
+
+
+class EvaluationSource(Columns, Protocol):
+    """Plays the episodes of evaluations."""
+
+    broken: bool = False
+    """Environments were lost, as what stepped them died: the evaluation is to be played anew, by another one."""
 
     @required
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
@@ -190,18 +194,16 @@ class EnvPool(Protocol):
             episodes: for each slot how many it plays before it idles for good; native pools play on.
         """
 
-    @required
-    def bind(self, outs: Sequence[SampleBatch]) -> None:
-        """Makes `outs`, one for each policy, the batches to write: row 0 is row T of those before, or a reset."""
+    def limit(self, max_steps: int) -> None:
+        """Cuts each episode after so many steps, from the next `restart` on; asked of pools of many agents.
 
-    @required
-    def send(self, group: int, row: int) -> None:
-        """Steps the group's slots with the actions of this row, or begins to."""
+        Agents that are there then are truncated, and their episode and that of the environment are logged.
+        """
+        raise TypeError(f"{type(self).__name__} keeps no account of episodes")
 
-    @required
-    def recv(self) -> int:
-        """Returns the group whose step has finished; waits for it."""
-        ...
+
+class Source(Columns, Protocol):
+    """Plays what is trained on, as a live sampler asks of it: environments here or in workers, or runners."""
 
     @required
     def get_state(self) -> PoolState:
@@ -221,37 +223,61 @@ class EnvPool(Protocol):
         ...
 
     @required
-    def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
-        """A pool of its own with B slots, as `evaluation_slots` said, and evaluation seeds.
+    def for_evaluation(self, B: int, first_slot: int = 0) -> EvaluationSource:
+        """One of its own with B slots, as `evaluation_slots` said, and evaluation seeds.
 
         Args:
-            first_slot: number of the first slot among those of several pools that evaluate together.
+            first_slot: number of the first slot among those of several samplers that evaluate together.
         """
         ...
-
-    @required
-    def close(self) -> None:
-        """Ends the environments. A second call does nothing."""
-
-    def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
-        """Moves buffers, and recurrent states [B, ...] of agents that act inside the pool, to where it writes them."""
-        return batches, states
-
-    def disown(self, slot: int, row: int, message: str) -> list[int]:
-        """Called for a slot that broke the contract in a row of the batch; returns the slots that were cut there.
-
-        Raises:
-            EnvContractError: the pool has no worker to replace.
-        """
-        raise EnvContractError(message)
 
     def evaluation_slots(self, wanted: int) -> int:
         """Slots of an evaluation for which so many are wanted; a native pool may have no choice."""
         return wanted
 
+    def disown(self, slot: int, row: int, message: str) -> list[int]:
+        """Called for a slot that broke the contract in a row of the batch; returns the slots that were cut there.
+
+        Raises:
+            EnvContractError: there is no worker to replace.
+        """
+        raise EnvContractError(message)
+
     def warmup(self) -> list[tuple[list[Tree], list[float]]]:
         """For each slot the random actions of its current episode from before the first batch, and their rewards."""
         return [([], [])] * slots_of(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Further `sampler/...` and `faults/...` metrics."""
+        return {}
+
+
+class EnvPool(Source, EvaluationSource, Protocol):
+    """Slots that step in groups. The pool writes the environment's leaves of a batch, the loop writes the agent's.
+
+    On `send(group, row)` a pool reads `action[row]` of the group's slots and, by the time `recv` returns that group,
+    has written `obs[row+1]`, `first[row+1]`, `reward[row]`, `terminated[row]`, `truncated[row]`, `valid[row]` and the
+    named env info. A slot whose episode ended ignores its next action and resets, or idles: that row is not valid and
+    has reward 0. Where agents take turns the loop asks `pending(group)` before `send` which of them wait for an action.
+    A pool of your own inherits this class and writes the methods marked `required`; the others suit a pool in this
+    process.
+    """
+
+    evaluation: bool = False
+    """Episodes have evaluation seeds, which no training episode uses."""
+
+    @required
+    def bind(self, outs: Sequence[SampleBatch]) -> None:
+        """Makes `outs`, one for each policy, the batches to write: row 0 is row T of those before, or a reset."""
+
+    @required
+    def send(self, group: int, row: int) -> None:
+        """Steps the group's slots with the actions of this row, or begins to."""
+
+    @required
+    def recv(self) -> int:
+        """Returns the group whose step has finished; waits for it."""
+        ...
 
     def pending(self, group: int) -> tuple[Ints, Ints]:
         """The turns of a group that wait for an action: their slots [n], and the row of each [n]; maybe none."""
@@ -260,17 +286,6 @@ class EnvPool(Protocol):
     def finished(self, group: int) -> bool:
         """True once the group's rows of this batch are complete; asked of pools that take turns."""
         raise TypeError(f"{type(self).__name__} takes no turns")
-
-    def limit(self, max_steps: int) -> None:
-        """Cuts each episode after so many steps, from the next `restart` on; asked of pools of many agents.
-
-        Agents that are there then are truncated, and their episode and that of the environment are logged.
-        """
-        raise TypeError(f"{type(self).__name__} keeps no account of episodes")
-
-    def metrics(self) -> dict[str, float]:
-        """Further `sampler/...` and `faults/...` metrics."""
-        return {}
 
 
 def lost_rewards(ledger: Ints) -> dict[str, float]:
@@ -283,7 +298,7 @@ def lost_rewards(ledger: Ints) -> dict[str, float]:
     return {"env/lost_rewards": float(lost)} if lost else {}
 
 
-def slots_of(pool: EnvPool, policy: int = 0) -> int:
+def slots_of(pool: Columns, policy: int = 0) -> int:
     """Number of columns of a policy's batch."""
     return max(group.slots.stop for group in pool.groups if group.policy == policy)
 

@@ -24,8 +24,8 @@ from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.encoding import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
+from penstock.samplers.accounts.evaluating import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.evaluating import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import received

@@ -13,8 +13,8 @@ from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.learners.states import joined, numbered, part
+from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.sampler import Sampler
 
 _A_BATCH = 1 << 32

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.core.batch import SampleBatch
-from penstock.envs.pools.pool import EnvPool, OpenEpisode
+from penstock.envs.pools.pool import OpenEpisode, Source
 from penstock.envs.seats import Seating
 from penstock.samplers.episodes import Episodes, logged
 
@@ -18,11 +18,11 @@ class Account(Protocol):
         """Takes the buffers that will be filled, one policy after the other in each."""
         ...
 
-    def begin(self, pool: EnvPool, buffer: int) -> None:
+    def begin(self, pool: Source, buffer: int) -> None:
         """Counts the random steps from before the first batch, which has just been filled."""
         ...
 
-    def record(self, pool: EnvPool, buffer: int) -> Episodes:
+    def record(self, pool: Source, buffer: int) -> Episodes:
         """Takes a batch that has been filled; returns the episodes that ended in it."""
         ...
 
@@ -47,10 +47,10 @@ class LogAccount:
     def attach(self, batches: Sequence[SampleBatch]) -> None:
         """Nothing: rows of a batch do not tell which agents they are of."""
 
-    def begin(self, pool: EnvPool, buffer: int) -> None:
+    def begin(self, pool: Source, buffer: int) -> None:
         """Nothing: the pool counts from the first reset on."""
 
-    def record(self, pool: EnvPool, buffer: int) -> Episodes:
+    def record(self, pool: Source, buffer: int) -> Episodes:
         assert pool.log is not None
         return logged(pool.log, self._seating.agents, self._seating.policies)
 

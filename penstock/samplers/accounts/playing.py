@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.batch import SampleBatch
-from penstock.envs.pools.pool import EnvPool
+from penstock.envs.pools.pool import EvaluationSource
 from penstock.envs.seats import Seating
 from penstock.samplers.episodes import Episodes, join_episodes, logged
 
@@ -46,7 +46,7 @@ class Play:
 class LogPlay:
     """The same of environments of many agents, whose pool cuts long episodes itself and logs them."""
 
-    def __init__(self, pool: EnvPool, counts: list[int], seating: Seating) -> None:
+    def __init__(self, pool: EvaluationSource, counts: list[int], seating: Seating) -> None:
         self._pool, self._counts, self._seating = pool, counts, seating
         self.found = Episodes()
         self.left = list(counts)

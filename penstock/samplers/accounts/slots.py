@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.pools.pool import EnvPool, OpenEpisode
+from penstock.envs.pools.pool import OpenEpisode, Source
 from penstock.envs.pools.restoring import thinned
 from penstock.samplers.episodes import Episodes, Floats, Ints
 
@@ -358,14 +358,14 @@ class SlotAccount:
         self._batches = batches
         self._views = [JournalViews(batch) for batch in batches]
 
-    def begin(self, pool: EnvPool, buffer: int) -> None:
+    def begin(self, pool: Source, buffer: int) -> None:
         warmup = pool.warmup()
         for b, (_, rewards) in enumerate(warmup):
             self._stats.begin(b, rewards)
         before = [tree_map(lambda *xs: np.stack(xs), *taken) if taken else None for taken, _ in warmup]
         self._journal.begin(self._views[buffer], before)
 
-    def record(self, pool: EnvPool, buffer: int) -> Episodes:
+    def record(self, pool: Source, buffer: int) -> Episodes:
         self._journal.record(self._views[buffer])
         return self._stats.update(self._batches[buffer])
 

@@ -9,7 +9,7 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
+from penstock.envs.pools.pool import EvaluationSource
 from penstock.samplers.live import EVAL_T
 from penstock.samplers.runners.columns import seated
 from penstock.samplers.runners.packing import together
@@ -18,10 +18,8 @@ from penstock.samplers.runners.runners import Runners
 from penstock.workers.shares import columns, even_split
 
 
-class EvaluationRunners(EnvPool):
+class EvaluationRunners(EvaluationSource):
     """B evaluation slots, dealt among the runners that are alive when an evaluation begins."""
-
-    evaluation = True
 
     def __init__(self, runners: Runners, config: EnvConfig, B: int) -> None:
         seating = config.seating
@@ -75,24 +73,6 @@ class EvaluationRunners(EnvPool):
         found = self._runners.collect(calls, self._runners.start_timeout_s)
         self.broken = self.broken or len(found) < len(calls)
         return found
-
-    def bind(self, outs: Sequence[SampleBatch]) -> None: ...
-    def send(self, group: int, row: int) -> None: ...
-    def recv(self) -> int:
-        return 0
-
-    # Nothing of an evaluation is stored, and no evaluation has another; a Protocol wants them all the same.
-
-    def get_state(self) -> PoolState:
-        raise NotImplementedError
-
-    def set_state(
-        self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
-    ) -> list[int]:
-        raise NotImplementedError
-
-    def for_evaluation(self, B: int, first_slot: int = 0) -> EnvPool:
-        raise NotImplementedError
 
     def close(self) -> None:
         """Does nothing: runners close their environments when they end."""

@@ -18,12 +18,12 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
+from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.evaluating import Evaluates, Evaluation
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.packing import together
-from penstock.samplers.runners.pool import RunnerPool, RunnerServer
+from penstock.samplers.runners.pool import RunnerServer, RunnerSource
 from penstock.samplers.runners.runners import Runners
 from penstock.samplers.runners.share import SamplerShare
 
@@ -65,7 +65,7 @@ class RunnersLive(Evaluates):
         """The actors, for `foreach` and the like."""
         self.batch_spec, self._depth = settings.spec, settings.depth
         try:
-            self._pools = [RunnerPool(self.runners, part, config, self._whole) for part in parts]
+            self._pools = [RunnerSource(self.runners, part, config, self._whole) for part in parts]
             self._lives = [
                 LiveSampler(
                     BatchSpec(T, len(part) * B),

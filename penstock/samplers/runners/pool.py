@@ -1,4 +1,4 @@
-"""RunnerPool: runners as an EnvPool, and its Server; batch k is fragment k of each of them, side by side.
+"""RunnerSource: runners as a Source, and its Server; batch k is fragment k of each of them, side by side.
 
 The owner sends each runner its requests ahead, `depth` rounds of them, and every request carries the weights to act
 with; so what a runner does depends on the requests alone, and not on when they arrive.
@@ -21,7 +21,7 @@ from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.hosting import most_episodes
-from penstock.envs.pools.pool import EnvPool, OpenEpisode, PoolState
+from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
 from penstock.samplers.installed import last_row
 from penstock.samplers.runners.columns import after_standing_still, seated, stand_still
 from penstock.samplers.runners.evaluation import EvaluationRunners
@@ -34,7 +34,7 @@ _SAME_CLOCK_NS = 60 * 10**9
 """A fragment that ended so long ago by its runner's clock ended by another clock."""
 
 
-class RunnerPool(EnvPool):
+class RunnerSource(Source):
     """Some of the runners, whose fragments fill the columns of a batch.
 
     Args:
@@ -116,15 +116,7 @@ class RunnerPool(EnvPool):
         shift = 0 if 0 <= now - stopped < _SAME_CLOCK_NS else now - stopped
         row.add(SAMPLE, started + shift, stopped + shift)
 
-    # The rest of a pool.
-
-    def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
-        raise NotImplementedError  # a LiveSampler restarts pools of evaluations only
-
-    def bind(self, outs: Sequence[SampleBatch]) -> None: ...
-    def send(self, group: int, row: int) -> None: ...
-    def recv(self) -> int:
-        return 0
+    # The rest of a source.
 
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
@@ -268,7 +260,7 @@ class RunnerServer:
 
     def serve(
         self,
-        pool: RunnerPool | EvaluationRunners,
+        pool: RunnerSource | EvaluationRunners,
         agents: Sequence[Agent],
         batches: Sequence[SampleBatch],
         views: Any,
@@ -276,7 +268,7 @@ class RunnerServer:
         noise: Noise | None,
     ) -> None:
         """Fills a batch; arguments as of `collect`."""
-        if isinstance(pool, RunnerPool):
+        if isinstance(pool, RunnerSource):
             assert noise is not None
             pool.fill(batches, noise.batch)
         else:
@@ -286,7 +278,7 @@ class RunnerServer:
         self, pool: Any, batches: list[SampleBatch], states: Tree, agents: Sequence[Agent]
     ) -> tuple[list[SampleBatch], Tree]:
         """Gives the runners the agent; buffers stay where they are, in this process."""
-        if isinstance(pool, RunnerPool):
+        if isinstance(pool, RunnerSource):
             pool.keep_states(states)
             pool.runners.install(together(agents), pool.numbers)
         return batches, states

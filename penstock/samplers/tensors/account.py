@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.batch import SampleBatch
-from penstock.envs.pools.pool import EnvPool, OpenEpisode
+from penstock.envs.pools.pool import OpenEpisode, Source
 from penstock.samplers.accounts.slots import ReportedKeys, env_info
 from penstock.samplers.episodes import Episodes
 
@@ -98,10 +98,10 @@ class TensorAccount:
     def attach(self, batches: Sequence[SampleBatch]) -> None:
         self._batches = batches
 
-    def begin(self, pool: EnvPool, buffer: int) -> None:
+    def begin(self, pool: Source, buffer: int) -> None:
         """Nothing: every episode opens in a batch."""
 
-    def record(self, pool: EnvPool, buffer: int) -> Episodes:
+    def record(self, pool: Source, buffer: int) -> Episodes:
         return self._stats.update(self._batches[buffer])
 
     def open_episodes(self) -> list[OpenEpisode | None]:
