@@ -16,7 +16,7 @@ from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import Held, Noise, Purpose
 from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.pools.pool import Columns, Group, Ints
+from penstock.envs.pools.pool import BatchColumns, Group, Ints
 from penstock.samplers.tensors.views import TensorViews
 
 
@@ -179,7 +179,7 @@ class TurnViews:
 
 
 def views_of(
-    pool: Columns, agents: Sequence[Agent], batches: Sequence[SampleBatch], device: torch.device | None = None
+    pool: BatchColumns, agents: Sequence[Agent], batches: Sequence[SampleBatch], device: torch.device | None = None
 ) -> list[Any]:
     """The views of each of a pool's groups in these batches, where the agents are or on another device."""
     kind = TurnViews if pool.takes_turns else GroupViews if pool.device is None else TensorViews

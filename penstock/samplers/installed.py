@@ -16,11 +16,11 @@ from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
 from penstock.core.spec import SHARED, BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
-from penstock.envs.pools.pool import Columns
+from penstock.envs.pools.pool import BatchColumns
 from penstock.envs.seats import Seating
 from penstock.samplers.collector import Server, views_of
 
-C = TypeVar("C", bound=Columns)
+C = TypeVar("C", bound=BatchColumns)
 
 
 class Installed:

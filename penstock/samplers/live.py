@@ -16,7 +16,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import Columns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
+from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.playing import LogPlay, Play
@@ -345,7 +345,7 @@ class LiveSampler(Evaluates):
         training.set_states(agent_states)
         return self.pool.set_state(pool, self._filled, episodes)
 
-    def _sums(self, pool: Columns, B: int) -> EpisodeStats | TensorStats:
+    def _sums(self, pool: BatchColumns, B: int) -> EpisodeStats | TensorStats:
         """Running sums of B slots whose batches lie where the pool's do."""
         if pool.device is not None:
             return TensorStats(B, self._discount, pool.device)

@@ -29,7 +29,7 @@ class Group(NamedTuple):
     policy: int
     """Index into the pool's `specs`, and into the agents and batches of the loop."""
     slots: slice
-    """Columns of that policy's batch."""
+    """BatchColumns of that policy's batch."""
 
 
 @dataclass
@@ -153,8 +153,8 @@ class EpisodeLog:
         self.count[envs] = ((place < self.count[envs, None]) & (self.row[envs] < row)).sum(1)
 
 
-class Columns(Protocol):
-    """Columns of batches that something fills: whose they are, and what stands in them."""
+class BatchColumns(Protocol):
+    """BatchColumns of batches that something fills: whose they are, and what stands in them."""
 
     specs: tuple[EnvSpec, ...]
     """One for each policy; environments of one agent have one."""
@@ -180,7 +180,7 @@ class Columns(Protocol):
         return batches, states
 
 
-class EvaluationSource(Columns, Protocol):
+class EvaluationSource(BatchColumns, Protocol):
     """Plays the episodes of evaluations."""
 
     broken: bool = False
@@ -202,7 +202,7 @@ class EvaluationSource(Columns, Protocol):
         raise TypeError(f"{type(self).__name__} keeps no account of episodes")
 
 
-class Source(Columns, Protocol):
+class Source(BatchColumns, Protocol):
     """Plays what is trained on, as a live sampler asks of it: environments here or in workers, or runners."""
 
     @required
@@ -298,7 +298,7 @@ def lost_rewards(ledger: Ints) -> dict[str, float]:
     return {"env/lost_rewards": float(lost)} if lost else {}
 
 
-def slots_of(pool: Columns, policy: int = 0) -> int:
+def slots_of(pool: BatchColumns, policy: int = 0) -> int:
     """Number of columns of a policy's batch."""
     return max(group.slots.stop for group in pool.groups if group.policy == policy)
 

@@ -19,7 +19,7 @@ from penstock.core.batch import MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, pack_leaves, tree_map, unpack_leaves
-from penstock.envs.pools.pool import Columns, EpisodeLog, OpenEpisode, PoolState
+from penstock.envs.pools.pool import BatchColumns, EpisodeLog, OpenEpisode, PoolState
 from penstock.processes.shipping import versions
 from penstock.samplers.runners.activity import note_evaluation
 from penstock.samplers.runners.packing import unpack_agent
@@ -183,7 +183,7 @@ class Runner:
         return shown
 
 
-def _packed(batch: Any, pool: Columns) -> bytes | list[np.ndarray[Any, Any]]:
+def _packed(batch: Any, pool: BatchColumns) -> bytes | list[np.ndarray[Any, Any]]:
     """The leaves of a batch, of many agents of every policy's, and then of the log."""
     return pack_leaves([*batch.values(), pool.log] if isinstance(batch, MultiAgentBatch) else batch)
 
