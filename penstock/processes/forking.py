@@ -29,8 +29,8 @@ _ANSWER_S = 60.0
 class ForkedProcess:
     """A process that is a child of the one that it was forked of; used as `subprocess.Popen` is."""
 
-    def __init__(self, parent: Importing, pid: int, args: Sequence[str]) -> None:
-        self._parent, self.pid, self.args = parent, pid, list(args)
+    def __init__(self, parent: Importing, pid: int, args: Sequence[str], limit_s: float) -> None:
+        self._parent, self.pid, self.args, self._limit_s = parent, pid, list(args), limit_s
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -40,7 +40,7 @@ class ForkedProcess:
         """
         if self.returncode is None:
             try:
-                limit_s = _ANSWER_S if timeout is None else timeout
+                limit_s = self._limit_s if timeout is None else min(timeout, self._limit_s)
                 self.returncode = int(self._parent.ask({"reap": self.pid}, [], limit_s)["status"])
             except OSError:
                 self.returncode = -signal.SIGKILL
@@ -78,19 +78,19 @@ class ForkServer:
         up = self._started(environment)
         if up is None:
             return None
-        fds = descriptors_of(boot)
+        fds, limit_s = descriptors_of(boot), min(self._limit_s, _ANSWER_S)
         request = {"module": module, "boot": boot, "fds": fds, "environment": environment}
         said = os.memfd_create("penstock-fork", os.MFD_CLOEXEC)
         here = os.open(".", os.O_PATH | os.O_CLOEXEC)
         try:
             write_all(said, json.dumps(request).encode())
-            answer = up.ask({"reap": 0}, [said, 1, 2, here, *fds], min(self._limit_s, _ANSWER_S))
+            answer = up.ask({"reap": 0}, [said, 1, 2, here, *fds], limit_s)
         finally:
             os.close(said)
             os.close(here)
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
-        return ForkedProcess(up, answer["pid"], [module])
+        return ForkedProcess(up, answer["pid"], [module], limit_s)
 
     def close(self) -> None:
         """Ends the process; every child must have ended."""

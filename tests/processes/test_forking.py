@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def test_the_exit_code_of_a_forked_worker_is_known(handler: Any, tmp_path: Path)
 
 
 @contextmanager
-def orphans_adopted() -> Iterator[None]:
+def orphans_adopted() -> Generator[None]:
     """This process becomes the parent of those whose own has died, and reaps none, as many a container's first does."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
