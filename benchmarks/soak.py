@@ -39,7 +39,7 @@ from kills import GONE_S, SEED, Episodes, left
 
 import penstock as ps
 from penstock.core import VERSION
-from penstock.core.errors import LearnerError
+from penstock.core.errors import PenstockError
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.crashes import CrashEnv
 from penstock.processes.killing import MARK, new_mark
@@ -121,7 +121,7 @@ class Striker(threading.Thread):
 
 def columns_of(batch: Any) -> list[Any]:
     """The bits of each column but the version, which an AsyncSampler counts in its own way."""
-    return [{k: x for k, x in bits(batch[:, b : b + 1]).items() if k != "version"} for b in range(B)]
+    return [{k: x for k, x in bits(batch[:, b : b + 1]).items() if k != "['version']"} for b in range(B)]
 
 
 class Played:
@@ -197,22 +197,27 @@ PPO = ps.PPO(epochs=1, minibatch=64, net=ps.Net(hidden=(16,)))
 
 def learned(folder: Path) -> None:
     """Two learners: where one dies or hangs, both go on from the last checkpoint."""
-    sampler = ps.SerialSampler(T=32, B=4)
-    ps.train(ps.Experiment("CartPole-v1", PPO, sampler, run_config(folder, learners=2, learner_timeout_s=15.0)))
+    run = run_config(folder, learners=2, learner_timeout_s=15.0)
+    to_the_end(folder, ps.Experiment("CartPole-v1", PPO, ps.SerialSampler(T=32, B=4), run))
 
 
 def sharded(folder: Path) -> None:
     """A replay in two shards: where one dies the run ends, and is resumed."""
     memory = ps.ReplaySettings(capacity=1_000, shards=2, shard_backend="processes", shard_deadline_s=4.0)
-    dqn = ps.DQN(
-        net=ps.Net(hidden=(16,)), learning_starts=64, replay_ratio=4, batch_size=16, epsilon=0.1, replay=memory
-    )
-    exp = ps.Experiment("CartPole-v1", dqn, ps.SerialSampler(T=4, B=4), run_config(folder))
+    net = ps.Net(hidden=(16,))
+    dqn = ps.DQN(net=net, learning_starts=64, replay_ratio=4, batch_size=16, epsilon=0.1, replay=memory)
+    to_the_end(folder, ps.Experiment("CartPole-v1", dqn, ps.SerialSampler(T=4, B=4), run_config(folder)))
+
+
+def to_the_end(folder: Path, exp: ps.Experiment) -> None:
+    """Goes on until the run has ended; an error, as of a check or of a rank that did not come up, must say the cause."""
     while not (resumable(folder) and finished(folder)):
         try:
             ps.resume(folder) if resumable(folder) else ps.train(exp)
-        except LearnerError as error:
-            if "is lost" not in str(error):
+        except PenstockError as error:
+            if not any(
+                cause in str(error) for cause in ("signal 9 (SIGKILL)", "hangs", "no progress for", "within 4 s")
+            ):
                 raise
 
 
