@@ -24,6 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.processes import child as child_module, death, limits
 from penstock.processes.child import OUTPUT_BYTES, Child, descriptors_of
 from penstock.processes.death import death_of
+from penstock.processes.stacks import stacks_of
 from penstock.processes.tether import Tether
 
 pytestmark = pytest.mark.timeout(100)
@@ -130,6 +131,12 @@ def test_a_child_that_hangs_says_where(start: Any) -> None:
     child.stacks(0.3)
     assert time.monotonic() - began < 5
     child.kill()
+
+
+def test_a_process_that_another_has_reaped_meanwhile_has_no_stacks(start: Any) -> None:
+    child = start("hang")
+    child.kill()  # a forked one ends with its fork server, which may be at any time
+    assert stacks_of(child.pid, f"/proc/self/fd/{child._crash}") == ""
 
 
 def test_a_crash_has_its_stack(start: Any) -> None:
