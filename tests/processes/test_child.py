@@ -247,6 +247,33 @@ def test_a_child_dies_with_its_parent_also_with_one_that_has_forked(forks: bool,
             os.killpg(done.pid, signal.SIGKILL)
 
 
+def test_a_child_whose_end_cannot_be_watched_is_not_left(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = set(psutil.Process().children())
+    with monkeypatch.context() as full:
+        full.setattr(os, "pidfd_open", refused)
+        with pytest.raises(ConfigError, match=r"the test cannot be started: Too many open files.*ulimit -n"):
+            start("hang")
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_child_that_has_ended_with_its_fork_server_is_not_killed_by_its_number(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(pid: int) -> int:
+        raise ProcessLookupError
+
+    killed: list[int] = []
+    with monkeypatch.context() as full:
+        full.setattr(os, "pidfd_open", gone)
+        full.setattr(child_module, "kill_group", lambda pid, *_: killed.append(pid))
+        with pytest.raises(ChildProcessError, match="the test has ended with the process that it was forked of"):
+            start("exit")
+    assert killed == []
+
+
 def test_an_owner_that_is_forgotten_ends_its_children(start: Any) -> None:
     owner, ended = Owner(), list[int]()
     tether = Tether(owner, ended.append, 1)
