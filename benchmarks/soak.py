@@ -380,10 +380,13 @@ def soak(minutes: float, seed: int) -> tuple[list[dict[str, float]], list[str], 
 
 
 def gone_but(spared: set[int]) -> list[psutil.Process]:
-    """Processes that are neither residents' nor end in time."""
+    """Processes that are neither residents' nor end in time; orphans that ended are reaped."""
     until = time.monotonic() + GONE_S
     while (still := processes(spared)) and time.monotonic() < until:
         time.sleep(0.05)
+    for orphan in psutil.Process().children():
+        if orphan.pid not in spared and orphan.status() == psutil.STATUS_ZOMBIE:
+            os.waitpid(orphan.pid, 0)
     return still
 
 
