@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -125,10 +126,11 @@ class Child:
     def _watch(self) -> None:
         try:
             self._pidfd = os.pidfd_open(self.pid)
-        except OSError as error:
+        except ProcessLookupError as error:  # its fork server has died, so another has reaped it: no kill by number
+            kill_marked(self.mark)
+            raise ChildProcessError(f"{self.name} has ended with the process that it was forked of") from error
+        except OSError:
             self.kill()
-            if isinstance(error, ProcessLookupError):  # it was reaped already, as its fork server has died
-                raise ChildProcessError(f"{self.name} has ended with the process that it was forked of") from error
             raise
 
     @property
@@ -179,17 +181,17 @@ class Child:
         """Kills the process and all that it has started, reaps it, and returns its exit status."""
         if self.process.returncode is not None:  # reaped: the number may be another's by now
             return self.process.returncode
-        kill_group(self.pid)  # also what it leaves behind where it has ended by itself
+        kill_group(self.pid, self._pidfd)  # also what it leaves behind where it has ended by itself
         kill_marked(self.mark)
-        try:
-            return self.process.wait(timeout=REAP_S)
-        except subprocess.TimeoutExpired:
-            warnings.warn(
-                f"{self.name}, pid {self.pid}, was killed and has not ended within {REAP_S:.0f} s: it waits in the "
-                "kernel, as for a device or a network disk; it is left behind",
-                stacklevel=2,
-            )
-            return -signal.SIGKILL
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._pidfd < 0 or self.wait(REAP_S):
+                return self.process.wait(timeout=REAP_S)
+        warnings.warn(
+            f"{self.name}, pid {self.pid}, was killed and has not ended within {REAP_S:.0f} s: it waits in the "
+            "kernel, as for a device or a network disk; it is left behind",
+            stacklevel=2,
+        )
+        return -signal.SIGKILL
 
     def death(self) -> Death:
         """How it ended; one that still runs is killed."""

@@ -40,6 +40,7 @@ def main() -> None:
     link = socket.socket(fileno=boot["link"])
     for module in boot["modules"]:
         importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, also by whoever started the learner, no child waits for us
     gc.collect()
     gc.freeze()  # so that a worker's collector leaves the shared pages alone
     _send(link, threads=len(os.listdir("/proc/self/task")))

@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,32 +27,23 @@ _ANSWER_S = 60.0
 
 
 class ForkedProcess:
-    """A process that is a child of the fork server; used as `subprocess.Popen` is."""
+    """A process that is a child of the one that it was forked of; used as `subprocess.Popen` is."""
 
-    def __init__(self, server: ForkServer, pid: int, args: Sequence[str]) -> None:
-        self._server, self.pid, self.args = server, pid, list(args)
+    def __init__(self, parent: Importing, pid: int, args: Sequence[str], limit_s: float) -> None:
+        self._parent, self.pid, self.args, self._limit_s = parent, pid, list(args), limit_s
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end, has it reaped, and returns its exit status.
+        """Has it reaped once it has ended, and returns its exit status; -SIGKILL if its parent is dead, and so is it.
 
-        Raises:
-            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
+        Only its own parent can reap it, which is not asked twice: a later one has no such child, or another's.
         """
         if self.returncode is None:
             try:
-                fd = os.pidfd_open(self.pid)
-            except ProcessLookupError:  # the server is dead, and so is all that it has forked
+                limit_s = self._limit_s if timeout is None else min(timeout, self._limit_s)
+                self.returncode = int(self._parent.ask({"reap": self.pid}, [], limit_s)["status"])
+            except OSError:
                 self.returncode = -signal.SIGKILL
-                return self.returncode
-            try:
-                poll = select.poll()
-                poll.register(fd, select.POLLIN)
-                if not poll.poll(None if timeout is None else timeout * 1e3):
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            finally:
-                os.close(fd)
-            self.returncode = self._server.reap(self.pid)
         return self.returncode
 
 
@@ -85,35 +75,22 @@ class ForkServer:
             OSError: the system grants no process. ChildProcessError, ConnectionError: the server has died.
             TimeoutError: it does not answer.
         """
-        try:
-            return self._forked(module, boot, environment)
-        except (ChildProcessError, ConnectionError):
-            self.close()  # the next child is forked of another one
-            raise
-
-    def _forked(self, module: str, boot: dict[str, Any], environment: dict[str, str]) -> ForkedProcess | None:
-        if not self._started(environment):
+        up = self._started(environment)
+        if up is None:
             return None
-        fds = descriptors_of(boot)
+        fds, limit_s = descriptors_of(boot), min(self._limit_s, _ANSWER_S)
         request = {"module": module, "boot": boot, "fds": fds, "environment": environment}
         said = os.memfd_create("penstock-fork", os.MFD_CLOEXEC)
         here = os.open(".", os.O_PATH | os.O_CLOEXEC)
         try:
             write_all(said, json.dumps(request).encode())
-            answer = self._ask({"reap": 0}, [said, 1, 2, here, *fds])
+            answer = up.ask({"reap": 0}, [said, 1, 2, here, *fds], limit_s)
         finally:
             os.close(said)
             os.close(here)
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
-        return ForkedProcess(self, answer["pid"], [module])
-
-    def reap(self, pid: int) -> int:
-        """The exit status of a child that has ended, as of `Popen.returncode`; -SIGKILL if the server has died."""
-        try:
-            return self._ask({"reap": pid}, [])["status"]
-        except OSError:
-            return -signal.SIGKILL
+        return ForkedProcess(up, answer["pid"], [module], limit_s)
 
     def close(self) -> None:
         """Ends the process; every child must have ended."""
@@ -121,13 +98,13 @@ class ForkServer:
             self._up.tether.close()
             self._up = None
 
-    def _started(self, environment: dict[str, str]) -> bool:
-        """Starts the process if there is none; True if it can be forked."""
-        if self._up is not None and self._up.child.exited:
-            self.close()
+    def _started(self, environment: dict[str, str]) -> Importing | None:
+        """The process, which is started if there is none; None if it cannot be forked."""
+        if self._up is not None and (not self._up.tether.holds or self._up.child.exited):
+            self.close()  # the next child is forked of another one
         if self._up is None and self.usable:
             self._up = _taken(self._modules, environment) or Importing(self._modules, environment, self._mark)
-            threads = self._answer(self._limit_s)["threads"]
+            threads = self._up.answer(self._limit_s)["threads"]
             if threads > 1:
                 self.usable = False
                 self.close()
@@ -137,31 +114,7 @@ class ForkServer:
                     "them; see what starts threads at import, such as a sitecustomize module or a profiler",
                     stacklevel=2,
                 )
-        return self.usable
-
-    def _ask(self, request: dict[str, int], fds: list[int]) -> dict[str, Any]:
-        if self._up is None:
-            raise ChildProcessError(errno.ECHILD, "the process that workers are forked of has ended")
-        socket.send_fds(self._up.link, [json.dumps(request).encode()], fds)
-        return self._answer(min(self._limit_s, _ANSWER_S))
-
-    def _answer(self, limit_s: float) -> dict[str, Any]:
-        assert self._up is not None
-        poll = select.poll()
-        poll.register(self._up.link, select.POLLIN)
-        if not poll.poll(limit_s * 1e3):
-            self.close()
-            raise TimeoutError(
-                errno.ETIMEDOUT,
-                f"the process that workers are forked of has not answered for {limit_s:g} s (start_timeout_s)",
-            )
-        data = self._up.link.recv(4096)
-        if not data:
-            self._up.child.wait(_ANSWER_S)
-            how = self._up.child.death().text
-            self.close()
-            raise ChildProcessError(errno.ECHILD, f"the process that workers are forked of {how}")
-        return json.loads(data)
+        return self._up
 
 
 class Importing:
@@ -188,6 +141,41 @@ class Importing:
             self.tether.close()
             raise
         children.append(self.child)
+
+    def ask(self, request: dict[str, int], fds: list[int], limit_s: float) -> dict[str, Any]:
+        """The answer to a request, see `penstock.processes.fork_server`.
+
+        Raises:
+            ChildProcessError, ConnectionError: the process has died. TimeoutError: it did not answer, and is killed.
+        """
+        if not self.tether.holds:
+            raise ChildProcessError(errno.ECHILD, "the process that workers are forked of has ended")
+        try:
+            socket.send_fds(self.link, [json.dumps(request).encode()], fds)
+        except BaseException:
+            self.tether.close()
+            raise
+        return self.answer(limit_s)
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """The next answer; without one, also after Ctrl-C, the process ends: what came late would be the next one's."""
+        try:
+            poll = select.poll()
+            poll.register(self.link, select.POLLIN)
+            if not poll.poll(limit_s * 1e3):
+                raise TimeoutError(
+                    errno.ETIMEDOUT,
+                    f"the process that workers are forked of has not answered for {limit_s:g} s (start_timeout_s)",
+                )
+            data = self.link.recv(4096)
+            if not data:
+                self.child.wait(_ANSWER_S)
+                how = self.child.death().text
+                raise ChildProcessError(errno.ECHILD, f"the process that workers are forked of {how}")
+            return json.loads(data)
+        except BaseException:
+            self.tether.close()
+            raise
 
 
 def _end(children: list[Child], link: socket.socket) -> None:

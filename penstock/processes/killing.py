@@ -22,11 +22,19 @@ def new_mark() -> str:
     return f"{secrets.token_hex(8)}."
 
 
-def kill_group(pid: int) -> None:
-    """Kills a child, and its process group if it has not left it: processes that it has started."""
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
+def kill_group(pid: int, pidfd: int = -1) -> None:
+    """Kills a child, and its process group if it has not left it: processes that it has started.
+
+    Args:
+        pidfd: of the child, if there is one: another process may have reaped it, as when its fork server has died, and
+            then its number may be anyone's. What it has started is found by the mark alone.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if pidfd >= 0:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def kill_marked(mark: str) -> None:

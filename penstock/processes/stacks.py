@@ -11,17 +11,20 @@ _LOOK_S = 0.05
 
 
 def stacks_of(pid: int, path: str, limit_s: float = 2.0) -> str:
-    """The stacks of a process of this machine that is not reaped; "" if it does not come to write them in time.
+    """The stacks of a process of this machine; "" if it has ended, or does not come to write them in time.
 
-    One that has no handler yet, or has ended, is not asked: the signal would end it.
+    One that has no handler yet is not asked: the signal would end it.
 
     Args:
         path: of the file that its fault handler writes to.
     """
-    if not _handles(pid, signal.SIGUSR2):
+    try:
+        if not _handles(pid, signal.SIGUSR2):
+            return ""
+        start = size = os.stat(path).st_size
+        os.kill(pid, signal.SIGUSR2)
+    except (FileNotFoundError, ProcessLookupError):  # its parent, a fork server, has died or reaped it meanwhile
         return ""
-    start = size = os.stat(path).st_size
-    os.kill(pid, signal.SIGUSR2)
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         time.sleep(_LOOK_S)  # a fault handler wakes nobody

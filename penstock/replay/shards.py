@@ -62,6 +62,8 @@ class Shards:
         self._backend = make_backend(settings.shard_backend, shards, num_cpus=0.0, words=("replay.shards", "CPUs"))
         self._finalizer = weakref.finalize(self, self._backend.close)
         self._where = [""] * shards
+        self._lost = ""
+        """The message about a shard that was lost, and all others with it."""
         try:
             self._actors = [self._start(i, plan._replace(info={}), view) for i in range(shards)]
             self._plan, size = self._described(slots, in_memory=plan.folder is None)
@@ -191,6 +193,8 @@ class Shards:
         return plan, sum(made["bytes"] for made in found.values())
 
     def _call(self, i: int, method: str, *args: Any) -> Any:
+        if self._lost:
+            raise LearnerError(self._lost)
         return self._backend.call(self._actors[i], method, *args)
 
     def _results(self, calls: Mapping[int, Any], timeout_s: float | None = None) -> dict[int, Any]:
@@ -202,16 +206,19 @@ class Shards:
         try:
             return self._backend.result(call, timeout_s)
         except RunnerError as error:
+            if self._lost:
+                raise LearnerError(self._lost) from error
             place = f"replay shard {i} (slots {self._bounds[i]} to {self._bounds[i + 1] - 1}{self._where[i]})"
             here = self._backend.look(self._actors[i]).stacks if error.kind == "timeout" else ""
             trace = f"\n{error.trace}" if error.trace else f"\nIt was here:\n{here}" if here else ""
             if error.kind != "exception":
-                self._backend.kill(self._actors[i])
                 slow = "; if it is only slow, use a longer replay.shard_deadline_s" if error.kind == "timeout" else ""
-                raise LearnerError(
+                self._lost = (
                     f"{place} is lost, and its rows with it: {error}{slow}; resume the run from its last checkpoint "
                     f"(penstock resume RUN){trace}"
-                ) from error
+                )
+                self.close()  # the others are of no use now, and whoever holds the replay may hold it for long
+                raise LearnerError(self._lost) from error
             if error.error_type == "ConfigError" or " raised ConfigError: " in str(error):
                 raise ConfigError(f"{place}: {error}") from error
             raise LearnerError(f"{place}: {error}{trace}") from error

@@ -125,14 +125,18 @@ class Workers:
         self._wait(lambda: all(worker.up or worker.index in self.dropped for worker in self.workers))
 
     def call(self, messages: Sequence[list[Any] | None], watch: Callable[[], None] | None = None) -> list[Any]:
-        """Sends each worker its messages; returns their answers, None where there were none or the worker died."""
+        """Sends each worker its messages; returns their answers, None where there were none or the worker died.
+
+        The replacement of one that died may be up by then, and its first answers are no answer to these messages.
+        """
         self.settle()
-        called = [w for w in self.live if messages[w] is not None]
+        called = {w: self.workers[w].child for w in self.live if messages[w] is not None}
         for w in called:
             self.workers[w].write(messages[w])
             self.command(w, control.MAIL)
-        self.wait_for_commands(called, watch)
-        return [self._answer(w) if w in called and self.workers[w].up else None for w in range(self.count)]
+        self.wait_for_commands(list(called), watch)
+        alive = [worker.up and worker.child is called.get(worker.index) for worker in self.workers]
+        return [self._answer(w) if alive[w] else None for w in range(self.count)]
 
     def command(self, w: int, code: int, **words: int) -> None:
         """Begins a command; `wait_for_commands` waits for it."""

@@ -24,6 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.processes import child as child_module, death, limits
 from penstock.processes.child import OUTPUT_BYTES, Child, descriptors_of
 from penstock.processes.death import death_of
+from penstock.processes.stacks import stacks_of
 from penstock.processes.tether import Tether
 
 pytestmark = pytest.mark.timeout(100)
@@ -132,6 +133,12 @@ def test_a_child_that_hangs_says_where(start: Any) -> None:
     child.kill()
 
 
+def test_a_process_that_another_has_reaped_meanwhile_has_no_stacks(start: Any) -> None:
+    child = start("hang")
+    child.kill()  # a forked one ends with its fork server, which may be at any time
+    assert stacks_of(child.pid, f"/proc/self/fd/{child._crash}") == ""
+
+
 def test_a_crash_has_its_stack(start: Any) -> None:
     child = start("crash")
     assert child.wait(60)
@@ -238,6 +245,33 @@ def test_a_child_dies_with_its_parent_also_with_one_that_has_forked(forks: bool,
                 time.sleep(0.02)
         finally:
             os.killpg(done.pid, signal.SIGKILL)
+
+
+def test_a_child_whose_end_cannot_be_watched_is_not_left(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = set(psutil.Process().children())
+    with monkeypatch.context() as full:
+        full.setattr(os, "pidfd_open", refused)
+        with pytest.raises(ConfigError, match=r"the test cannot be started: Too many open files.*ulimit -n"):
+            start("hang")
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_child_that_has_ended_with_its_fork_server_is_not_killed_by_its_number(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(pid: int) -> int:
+        raise ProcessLookupError
+
+    killed: list[int] = []
+    with monkeypatch.context() as full:
+        full.setattr(os, "pidfd_open", gone)
+        full.setattr(child_module, "kill_group", lambda pid, *_: killed.append(pid))
+        with pytest.raises(ChildProcessError, match="the test has ended with the process that it was forked of"):
+            start("exit")
+    assert killed == []
 
 
 def test_an_owner_that_is_forgotten_ends_its_children(start: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.envs.make import EnvConfig
 from penstock.processes import forking
 from penstock.processes.forking import ForkedProcess
+from penstock.processes.killing import MARK, new_mark
 from penstock.processes.python import one_thread_environment
 from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
@@ -31,6 +34,7 @@ from tests.workers.whereabouts import VARIABLE, Where
 
 __all__ = ["no_process_is_left"]
 pytestmark = pytest.mark.timeout(300)
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def live(env: Any, workers: int = 2, **settings: Any) -> Any:
@@ -116,11 +120,71 @@ def test_a_replacement_sees_the_present_directory_and_variables(
         sampler.shutdown()
 
 
-def test_the_exit_code_of_a_forked_worker_is_known(tmp_path: Path) -> None:
-    sampler = live(where(tmp_path, dies=True), fault_policy="raise")
-    with pytest.raises(ps.EnvWorkerError, match="ended with exit code 7"):
-        sampler.obtain_samples(0)
-    sampler.shutdown()
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN], ids=["", "where children are ignored"])
+def test_the_exit_code_of_a_forked_worker_is_known(handler: Any, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        sampler = live(where(tmp_path, dies=True), fault_policy="raise")
+        with pytest.raises(ps.EnvWorkerError, match="ended with exit code 7"):
+            sampler.obtain_samples(0)
+        sampler.shutdown()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@contextmanager
+def orphans_adopted() -> Generator[None]:
+    """This process becomes the parent of those whose own has died, and reaps none, as many a container's first does."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    mine = psutil.Process()
+    before = mine.children()
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        for child in set(mine.children()) - set(before):
+            child.wait(20)
+
+
+def test_a_worker_is_reaped_by_the_process_that_it_was_forked_of_and_no_later_one(tmp_path: Path) -> None:
+    """The new server was asked for a child of the dead one's, died of it, and took the new workers along."""
+    with orphans_adopted():
+        sampler = live(where(tmp_path), workers=3)
+        try:
+            sampler.obtain_samples(0)
+            first = pids_of(sampler)
+            os.kill(server_of(sampler), signal.SIGKILL)
+            for pid in first:
+                wait_for_end(pid)
+            with pytest.warns(UserWarning, match="the worker is replaced"):
+                two_batches(sampler)
+            server = server_of(sampler)
+            two_batches(sampler)
+            assert sampler.metrics()["faults/restarts"] == 3
+            assert server_of(sampler) == server
+        finally:
+            sampler.shutdown()
+
+
+def test_an_answer_after_ctrl_c_is_not_taken_for_that_of_the_next_request() -> None:
+    server = forking.Importing(["json"], one_thread_environment() | {MARK: ""}, new_mark())
+    assert server.answer(60.0) == {"threads": 1}
+    os.kill(server.child.pid, signal.SIGSTOP)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            server.ask({"reap": 1}, [], 60.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert server.child.process.returncode == -signal.SIGKILL
+    with pytest.raises(ChildProcessError, match="forked of has ended"):
+        server.ask({"reap": 1}, [], 60.0)
 
 
 @pytest.mark.slow
@@ -145,18 +209,18 @@ def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_anoth
 def test_a_server_that_dies_while_it_is_asked_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It and a worker were killed at the same time, and the run ended with the advice to use fewer workers."""
     sampler = live(where(tmp_path))
-    ask, kills = forking.ForkServer._ask, [1]
+    ask, kills = forking.Importing.ask, [1]
 
     def dying(server: Any, request: dict[str, int], *rest: Any) -> dict[str, Any]:
         if not request["reap"] and kills:
             kills.pop()
-            os.kill(server.process.pid, signal.SIGSTOP)  # it takes no request any more
-            threading.Timer(0.1, os.kill, (server.process.pid, signal.SIGKILL)).start()
+            os.kill(server.child.pid, signal.SIGSTOP)  # it takes no request any more
+            threading.Timer(0.1, os.kill, (server.child.pid, signal.SIGKILL)).start()
         return ask(server, request, *rest)
 
     try:
         sampler.obtain_samples(0)
-        monkeypatch.setattr(forking.ForkServer, "_ask", dying)
+        monkeypatch.setattr(forking.Importing, "ask", dying)
         os.kill(pids_of(sampler)[0], signal.SIGKILL)
         with pytest.warns(UserWarning, match="is replaced"):
             assert two_batches(sampler).valid.any(0).all()

@@ -24,19 +24,37 @@ from penstock.testing.samplers import EchoAgent
 pytestmark = pytest.mark.timeout(200)
 
 
-def test_a_group_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[tuple[str, int, int]] = []
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Kills by number, of which each finds nobody."""
+    found: list[tuple[str, int, int]] = []
 
     def gone(name: str) -> Any:
         def kill(pid: int, number: int) -> None:
-            killed.append((name, pid, number))
+            found.append((name, pid, number))
             raise ProcessLookupError
 
         return kill
 
     monkeypatch.setattr(killing, "os", SimpleNamespace(kill=gone("kill"), killpg=gone("killpg")))
+    return found
+
+
+def test_a_group_that_is_gone_is_left_alone(killed: list[tuple[str, int, int]]) -> None:
     kill_group(77)
-    assert killed == [("kill", 77, signal.SIGKILL), ("killpg", 77, signal.SIGKILL)]
+    assert killed == [("kill", 77, signal.SIGKILL)]
+
+
+def test_the_number_of_a_child_that_another_has_reaped_is_nobodys_to_kill(killed: list[tuple[str, int, int]]) -> None:
+    child = subprocess.Popen(["true"])
+    pidfd = os.pidfd_open(child.pid)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    kill_group(child.pid, pidfd)
+    assert killed.pop() == ("killpg", child.pid, signal.SIGKILL)  # not reaped yet: its group may live
+    child.wait(100)
+    kill_group(child.pid, pidfd)
+    assert killed == []
+    os.close(pidfd)
 
 
 def test_the_marked_are_found_in_any_session_and_nobody_else() -> None:

@@ -206,6 +206,13 @@ def test_training_is_equal_from_actors_of_ray(case: str) -> None:
     assert trained(case, 3, "ray") == local(case)
 
 
+def wait_for_end(pid: int) -> None:
+    until = time.monotonic() + 20.0
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < until, f"{pid} lives"
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("cluster")
@@ -223,6 +230,7 @@ def test_a_shard_that_dies_is_named(backend: Any) -> None:
             ):
                 for seed in range(5):
                     drawn(replay, seed)
+            wait_for_end(int(store._where[0].rpartition(" ")[2]))  # the others end with it
     finally:
         replay.close()
 

@@ -291,6 +291,46 @@ def test_past_the_budget_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) ->
         sampler.shutdown()
 
 
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("ask", ["get_state", "set_state", "restart"])
+def test_first_answers_of_a_replacement_are_not_those_of_the_dead_worker(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was up before the other worker had answered: its specs were taken for lost slots, or for a state."""
+    sampler = live("gpu", EnvConfig(CrashEnv, {"where": "never"}))
+    pool, workers = sampler.pool, sampler.pool._workers
+    first, slow = (worker.child for worker in workers.workers)
+    mine = [b for slots in pool.shares[0] if slots is not None for b in range(slots.start, slots.stop)]
+    wait_for_commands, waits = workers.wait_for_commands, [0]
+
+    def replaced_meanwhile(*args: Any) -> None:
+        waits[0] += 1
+        if waits[0] == 1:
+            first.kill()
+            workers.wait(lambda: workers.workers[0].up and workers.workers[0].child is not first)
+            os.kill(slow.pid, signal.SIGCONT)
+        wait_for_commands(*args)
+
+    try:
+        for itr in range(2):
+            sampler.obtain_samples(itr)
+        state = pool.get_state()
+        for child in (first, slow):
+            os.kill(child.pid, signal.SIGSTOP)
+        monkeypatch.setattr(workers, "wait_for_commands", replaced_meanwhile)
+        if ask == "get_state":
+            ended = pool.get_state().ended
+            assert ended == [b in mine or state.ended[b] for b in range(B)] != state.ended
+        elif ask == "set_state":
+            cut = pool.set_state(state, sampler._filled, sampler._account.open_episodes())
+            assert cut == [b for b in mine if not state.ended[b]] != []
+        else:
+            pool.restart(SEED + 1)
+            assert waits == [2], "the worker in its place is asked too"
+    finally:
+        sampler.shutdown()
+
+
 def test_each_episode_of_the_echo_is_known_to_this_file() -> None:
     assert SeedEcho.longest < 12 * T, "EPISODE must come within the batches of the tests"
     with warnings.catch_warnings():

@@ -134,6 +134,9 @@ def verify(path: Path, *, replay: bool = True) -> Manifest:
         if not _ARRAY.fullmatch(name) or (replay and not seen):
             _verify_file(path / name, expected)
     if replay:
+        if path not in _SEEN_GOOD:
+            for gone in [other for other in _SEEN_GOOD if not other.exists()]:  # one for every checkpoint of a long run
+                del _SEEN_GOOD[gone]
         _SEEN_GOOD[path] = before
     return manifest
 

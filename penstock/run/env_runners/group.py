@@ -237,7 +237,7 @@ class EnvRunnerGroup:
         self._take_in_pushes(runners)
         self._version += 1
         synced = self._synced = runners.publish(self.local_worker.agent), self._version
-        runners.greetings["take_weights"] = lambda: synced
+        runners.greet("take_weights", lambda: synced, range(len(runners.handles)))
         self._pushes = {i: runners.call(i, "take_weights", *synced) for i in runners.alive}
 
     def stop(self) -> None:

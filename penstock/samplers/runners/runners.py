@@ -88,9 +88,15 @@ class Runners:
     def install(self, agent: Agent, runners: Sequence[int]) -> None:
         """Gives these runners a copy of the agent, and replacements too."""
         packed = pack_agent(agent)
-        self.greetings["install"] = lambda: (self.backend.put([packed]),)
+        self.greet("install", lambda: (self.backend.put([packed]),), runners)
         blob, alive = self.backend.put([packed]), self.alive
         self.collect({i: self.call(i, "install", blob) for i in runners if i in alive}, self.start_timeout_s)
+
+    def greet(self, method: str, args: Callable[[], tuple[Any, ...]], runners: Sequence[int]) -> None:
+        """Has replacements called with this before all else, also those of `runners` that start at the moment."""
+        self.greetings[method] = args
+        for i in [i for i in self._starting if i in runners]:
+            self._starting[i][1].insert(0, self.call(i, method, *args()))
 
     def publish(self, agent: Agent) -> Any:
         """One copy of the agent's weights, as an argument of any number of calls."""

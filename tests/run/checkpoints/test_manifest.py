@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CheckpointError
+from penstock.run.checkpoints import manifest
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from tests.run.checkpoints.saved import flip, save
+from tests.run.checkpoints.saved import flip, names, save
 from tests.run.checkpoints.saved_replay import save_replay
 
 
@@ -83,3 +84,12 @@ def test_a_flipped_bit_matters_to_those_who_need_the_replay(tmp_path: Path) -> N
     assert find_checkpoint(tmp_path) == path
     with pytest.warns(UserWarning, match=f"{victim} is damaged.*using .*000000000001"):
         assert find_checkpoint(tmp_path, replay=True).name == "000000000001"
+
+
+def test_of_checkpoints_that_were_pruned_nothing_is_remembered(tmp_path: Path) -> None:
+    """One entry for every checkpoint of a run of months was kept."""
+    for step in range(1, 9):
+        save(tmp_path, step, keep=2)
+    assert len(names(tmp_path)) == 2
+    seen = manifest._SEEN_GOOD  # pyright: ignore[reportPrivateUsage]
+    assert len([path for path in seen if tmp_path in path.parents]) <= 3  # the last one is pruned after it was seen

@@ -156,6 +156,36 @@ def test_a_push_that_a_lost_runner_owed_is_not_held_against_its_successor(monkey
         assert dict(workers.faults.counts) == {"timeout": 1, "restarts": 1}
 
 
+def test_a_replacement_that_starts_while_agents_are_installed_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both runners died while they started, one replacement came up, and the other was given no agent."""
+    settings, backend = flaky({(i, "describe", 0): died() for i in range(2)}, monkeypatch, runners=2)
+    ready = iter([2, 1])  # calls of both that fail, one of a replacement, and none until the agent is there
+    with monkeypatch.context() as busy:
+        busy.setattr(backend, "wait", lambda calls, timeout_s: list(calls)[: next(ready, 0)])
+        sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
+    try:
+        assert sampler.runners.alive == [0]
+        assert [sampler.obtain_samples(itr)[0].valid[:, 2:].any() for itr in range(2)] == [True, True]
+        assert sampler.runners.faults.counts["signal"] == 2
+    finally:
+        sampler.shutdown()
+
+
+def test_a_replacement_that_starts_while_weights_are_sent_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backend = flaky({}, monkeypatch)
+    with ps.EnvRunnerGroup(EXP, 2, backend) as workers:
+        workers.sync_weights()
+        workers.runners.lost(1, died())
+        with monkeypatch.context() as busy:
+            busy.setattr(backend, "wait", lambda calls, timeout_s: [])
+            workers.runners.welcome()
+        assert workers.alive == [0]
+        workers.sync_weights()
+        batch: Any = workers.sample()
+        version = batch.version
+        assert np.unique(version[:, :2]).tolist() == np.unique(version[:, 2:]).tolist() == [2]
+
+
 def test_in_ready_mode_the_deadline_runs_from_the_fragment_before(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, backend = flaky({}, monkeypatch, runners=2, mode="ready", depth=3, deadline_s=60.0)
     now, turn = [1000.0], [0]
