@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
+from penstock.core import VERSION
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, Specs
 from penstock.envs.check import EnvReport
@@ -28,6 +29,8 @@ from penstock.samplers.runners.settings import RunnerSampler
 from penstock.samplers.runners.share import SamplerShare
 from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.checking import check_apart
+
+_MADE_BY = "made by"
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,18 @@ class Plan:
         spec = specs if isinstance(specs, EnvSpec) else next(iter(specs.values()))
         acting = Installed(spec, batch, self.env.all_info_keys, self.first_slot, self.total_slots, self.env.seating)
         return acting, acting.take(agents_of(policy))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), _MADE_BY: VERSION}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        made_by = state.pop(_MADE_BY, "an earlier version")
+        if made_by != VERSION:
+            raise ConfigError(
+                f"a plan that was made by penstock {made_by} came to penstock {VERSION}; install one version "
+                "everywhere, or make it here: Plan.of(experiment)"
+            )
+        vars(self).update(state)
 
     @property
     def seed(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import traceback
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -101,6 +103,39 @@ def Noted() -> Any:
         with open(os.environ["PENSTOCK_TEST_CHECKS"], "a") as file:
             file.write(f"{os.getpid()}\n")
     return gymnasium.make("CartPole-v1")
+
+
+def test_a_plan_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.of(Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=16, B=4)))
+    stored = pickle.dumps(plan)
+    assert pickle.loads(stored) == plan
+    monkeypatch.setattr("penstock.run.plan.VERSION", "9.9")
+    with pytest.raises(ps.ConfigError, match=r"made by penstock 0\.1\.0 came to penstock 9\.9; install one version"):
+        pickle.loads(stored)
+
+
+def test_a_plan_whose_environment_has_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.of(Experiment(f"{__name__}:Changing", ps.PPO(), ps.SerialSampler(T=16, B=4)))
+    monkeypatch.setattr(Changing, "size", 3)
+    with pytest.raises(ps.ConfigError, match=r"agent was built for .*shape=\(2,\).*environment has .*shape=\(3,\)"):
+        Trainer(plan)
+
+
+class Changing(gymnasium.Env[Any, Any]):
+    """Its observation is as long as `size` says."""
+
+    size = 2
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (self.size,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(self.size, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(self.size, np.float32), 0.0, True, False, {}
 
 
 def test_a_plan_is_taken_in_place_of_its_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
