@@ -40,3 +40,16 @@ class Iteration:
 
     def __repr__(self) -> str:
         return f"Iteration({self.itr}, {self.env_steps:,} steps, {len(self.metrics)} metrics)"
+
+
+@dataclass
+class Handed:
+    """An iteration that was handed out and is not logged yet."""
+
+    it: Iteration
+    shown: ResultDict
+    """Its metrics as they were handed out."""
+    before: int
+    """Environment steps before it."""
+    best: float
+    """The best score before it."""

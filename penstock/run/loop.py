@@ -8,10 +8,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from penstock.core.config import import_object
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
@@ -22,7 +22,7 @@ from penstock.run.entry import begun, reopened
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
 from penstock.run.files.stored import Again
-from penstock.run.iteration import Iteration
+from penstock.run.iteration import Handed, Iteration
 from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
@@ -136,19 +136,20 @@ class Run:
         self._result: Result | None = None
         self._signal: int | None = None
         self._unsaved: list[str] = []  # why checkpoints were not written
-        self._said_cut = False
+        self._told: set[str] = set()  # what is said once
         self._restarts = Restarts()
-        self._open: _Open | None = None
-        self._sound = True  # the trainer stands between two iterations, so that a checkpoint holds whole ones
-        self._entered = self._inside = self._failed = self._done = self._stopping = False
+        self._open: Handed | None = None
+        self._phase = _Phase.NEW
+        self._ending: Literal["done", "asked"] | None = None
+        """The iteration that was handed out last is the last one: the run is done, or was asked to stop."""
         self._metrics: ResultDict = {}  # of the last iteration
         self._evaluation: ResultDict = {}  # of the last evaluation
         self._unlogged: ResultDict = {}  # for the next row
 
     def __enter__(self) -> Run:
-        if self._entered:
+        if self._phase is not _Phase.NEW:
             raise ConfigError("a Run runs once; make another, or go on with it by ps.Run.resume(run_dir)")
-        self._entered = True
+        self._phase = _Phase.OVER  # unless all that follows comes up
         with contextlib.ExitStack() as stack:
             self._live = trainer = stack.enter_context(self._opening)
             config, run_dir = trainer.exp.run, self.run_dir
@@ -170,21 +171,20 @@ class Run:
             if self._resumed and trainer.sampler.cut_slots:
                 self._unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
             self._stack = stack.pop_all()
-        self._inside = True
+        self._phase = _Phase.BETWEEN
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._failed = error is not None
         with self._stack:
             if error is None:
-                self._stopping = True  # by `break`, if nothing else has ended the loop
+                self.stop()  # by `break`, if nothing else has ended the loop
                 while self._result is None:
                     self._end()
-            elif self._sound and self._result is None:
+            elif self._phase is _Phase.BETWEEN and self._result is None:
                 self._save_after(error)
-            self._inside = False
+            self._phase = _Phase.OVER if error is None else _Phase.FAILED
         if error is None and self._signal is not None and not _interactive():
             raise SystemExit(128 + self._signal)
 
@@ -233,7 +233,7 @@ class Run:
 
     def stop(self) -> None:
         """Ends the run after this iteration, without a last evaluation; `ps.resume` can go on with it."""
-        self._stopping = True
+        self._ending = self._ending or "asked"
 
     def save(self) -> Path:
         """Writes a checkpoint now; its path, or that of the newest if a learner is lost. Raises CheckpointError."""
@@ -256,35 +256,33 @@ class Run:
 
     def _in_the_with(self) -> Trainer:
         trainer = self.trainer
-        if not self._inside:
+        if self._phase not in (_Phase.BETWEEN, _Phase.TRAINING):
             raise ConfigError("the with of this run is over; ps.evaluate(run.result.policy, env) plays its policy")
         return trainer
 
     def _iterate(self, trainer: Trainer) -> Iteration | None:
         """Trains and evaluates; None if a signal cut the evaluation short, which a resumed run then makes up for."""
         config, before, best = trainer.exp.run, trainer.env_steps, trainer.best_score
-        self._sound = False
+        self._phase = _Phase.TRAINING
         interrupted, trainer.pending = trainer.pending, {}
         metrics = (interrupted or trainer.train()) | self._unlogged
-        self._done = trainer.reached(metrics) or trainer.env_steps >= config.steps
+        done = trainer.reached(metrics) or trainer.env_steps >= config.steps
         evaluation = None
-        if config.eval_episodes and (
-            self._done or interrupted or _crossed(config.eval_interval, before, trainer.env_steps)
-        ):
-            if self._done:  # so that nothing is lost if the last evaluation is cut short
+        if config.eval_episodes and (done or interrupted or _crossed(config.eval_interval, before, trainer.env_steps)):
+            if done:  # so that nothing is lost if the last evaluation is cut short
                 trainer.pending = metrics
                 self._checkpoint(None)
                 trainer.pending = {}
             found, evaluation = self._evaluate(trainer, None)
             if self._signal is not None and not found:
-                trainer.pending, self._metrics, self._sound = metrics, metrics, True
+                trainer.pending, self._metrics, self._phase = metrics, metrics, _Phase.BETWEEN
                 return None
             metrics |= found
-            self._done = self._done or trainer.reached(metrics)
-        self._sound = True
+            done = done or trainer.reached(metrics)
+        self._ending, self._phase = "done" if done else None, _Phase.BETWEEN
         batch, episodes = (None, Episodes()) if interrupted else (trainer.batch, trainer.episodes)
         it = Iteration(trainer.itr, trainer.env_steps, metrics, batch, episodes, evaluation, self)
-        self._open = _Open(it, dict(metrics), before, best)
+        self._open = Handed(it, dict(metrics), before, best)
         for function in self._each:
             function(it)
         return it
@@ -294,14 +292,15 @@ class Run:
         trainer = self.trainer
         if not isinstance(trainer.learners, LearnerGroup):
             raise error
-        self._open, self._done, self._sound = None, False, False
+        self._open, self._phase = None, _Phase.TRAINING
+        self._ending = "asked" if self._ending == "asked" else None
         checkpoint = trainer.restart()
         self._restarts.count(checkpoint.step, error)
         known_steps = trainer.env_steps - bool(trainer.pending)
         self._log.close()
         self._log = MetricsLog(self.run_dir, known_steps, trainer.exp.run.tensorboard)
         cut_rows(self.run_dir / EVALUATIONS, known_steps)
-        self._metrics, self._unlogged, self._sound = {}, {}, True
+        self._metrics, self._unlogged, self._phase = {}, {}, _Phase.BETWEEN
         self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
         return checkpoint.path
 
@@ -313,7 +312,7 @@ class Run:
         it, before = open_.it, open_.before
         trainer, config = self.trainer, self.trainer.exp.run
         self._metrics = {name: _number(name, value) for name, value in it.metrics.items()}
-        told = self._done or "eval/mean_reward" in self._metrics or self._metrics != open_.shown
+        told = self._ending == "done" or "eval/mean_reward" in self._metrics or self._metrics != open_.shown
         if told or not config.log_interval or _crossed(config.log_interval, before, it.env_steps):
             self._log.write(it.env_steps, self._metrics)
             self._unlogged = {}
@@ -325,7 +324,7 @@ class Run:
     def _ends(self) -> bool:
         """True if there is no further iteration."""
         trainer = self.trainer
-        if self._done or self._stopping or self._signal is not None:
+        if self._ending is not None or self._signal is not None:
             return True
         return not trainer.pending and trainer.env_steps >= trainer.exp.run.steps
 
@@ -343,7 +342,7 @@ class Run:
         if self._result is not None:
             return
         trainer = self.trainer
-        rule = self._done and trainer.reached(self._metrics)
+        rule = self._ending == "done" and trainer.reached(self._metrics)
         over = rule or trainer.env_steps >= trainer.exp.run.steps
         trainer.finished = over and not trainer.pending
         path = self._checkpoint(self._metrics.get("eval/mean_reward"))
@@ -381,16 +380,17 @@ class Run:
         self._evaluation = metrics
         if cut := metrics.get("eval/cut_episodes"):
             self._say_once(
+                "cut",
                 f"{cut:.0f} of {len(found)} evaluation episodes had no end in run.eval_max_steps="
                 f"{trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
-                "eval_max_steps, makes evaluations comparable"
+                "eval_max_steps, makes evaluations comparable",
             )
         log_evaluation(self.run_dir, trainer.env_steps, metrics, found)
         return metrics, found
 
     def _summarize(self) -> None:
         trainer, result = self.trainer, self._result
-        if result is None or trainer.exp.run.progress == "off" or self._failed:
+        if result is None or trainer.exp.run.progress == "off" or self._phase is _Phase.FAILED:
             return
         took_s, steps = time.monotonic() - self._started, trainer.env_steps - self._first_step
         print_summary(title(trainer), summary(trainer, result, took_s, steps, len(self._unsaved)))
@@ -402,9 +402,9 @@ class Run:
         else:
             self._progress.note(text)
 
-    def _say_once(self, text: str) -> None:
-        if not self._said_cut:
-            self._said_cut = True
+    def _say_once(self, what: str, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
             self._say(text)
 
     def _note(self, number: int) -> None:
@@ -419,17 +419,14 @@ class Run:
             tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
 
 
-@dataclass
-class _Open:
-    """An iteration that was handed out and is not logged yet."""
+class _Phase(Enum):
+    """Where a Run stands."""
 
-    it: Iteration
-    shown: ResultDict
-    """Its metrics as they were handed out."""
-    before: int
-    """Environment steps before it."""
-    best: float
-    """The best score before it."""
+    NEW = "before its with"
+    BETWEEN = "between two iterations: a checkpoint holds whole ones"
+    TRAINING = "in an iteration, or beginning anew"
+    OVER = "after its with, or before that has come up"
+    FAILED = "after an error in its with"
 
 
 def _number(name: str, value: Any) -> float:
