@@ -76,8 +76,8 @@ def by_hand(workers: int, way: str, started: float) -> dict[str, float]:
 
 def memory(sampler: Any, forked: bool) -> dict[str, float]:
     crew = sampler.pool._workers
-    own = statistics.median(set_size(w.process.pid) for w in crew.workers)
-    return {"worker MB": own, "server MB": set_size(crew._forks.process.pid) if forked else 0.0}
+    own = statistics.median(set_size(w.child.pid) for w in crew.workers)
+    return {"worker MB": own, "server MB": set_size(crew.workers[0]._place.forks.process.pid) if forked else 0.0}
 
 
 def set_size(pid: int) -> float:

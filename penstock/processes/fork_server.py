@@ -52,7 +52,10 @@ def main() -> None:
 def _serve(link: socket.socket) -> str | None:
     """Answers requests; None once the learner hangs up, in a forked process the module that it is to run."""
     while True:
-        data, fds, _, _ = socket.recv_fds(link, 64, MOST_FDS)
+        try:
+            data, fds, _, _ = socket.recv_fds(link, 64, MOST_FDS)
+        except ConnectionResetError:  # it hung up without reading an answer
+            return None
         if not data:
             return None
         reaped = json.loads(data)["reap"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -165,6 +166,16 @@ def test_a_worker_is_reaped_by_the_process_that_it_was_forked_of_and_no_later_on
             assert server_of(sampler) == server
         finally:
             sampler.shutdown()
+
+
+def test_a_learner_that_hangs_up_without_reading_an_answer_has_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    server = forking.Importing(["json"], one_thread_environment() | {MARK: ""}, new_mark())
+    assert select.select([server.link], [], [], 60.0)[0]
+    server.link.close()
+    assert server.child.wait(60.0)
+    assert server.child.death().text == "ended with exit code 0"
+    server.tether.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_an_answer_after_ctrl_c_is_not_taken_for_that_of_the_next_request() -> None:
