@@ -244,7 +244,7 @@ MUTATIONS = (
              '"journal": list(state["journal"])[: own.stop - own.start]', IN_STATES),
     Mutation("children: a fork of the parent keeps them alive", "processes/tether.py", "os.close(self._held)", "pass", IN_CHILD),
     Mutation("children: kept output grows", "processes/child.py", "os.ftruncate(self._output, 0)", "pass", IN_CHILD),
-    Mutation("children: what they left behind stays", "processes/killing.py", "    for _ in range(_ROUNDS):", "    for _ in range(0):", IN_CHILD),
+    Mutation("children: leavings stay", "processes/killing.py", "    for _ in range(_ROUNDS):", "    for _ in range(0):", IN_CHILD),
 )  # fmt: skip
 
 
