@@ -150,15 +150,19 @@ class Installed:
             batch.valid[...] = True
         return self.together(batches)
 
-    def together(self, batches: Sequence[SampleBatch]) -> AnyBatch:
-        """The batches of all policies as `obtain_samples` returns them."""
+    def together(self, batches: Sequence[SampleBatch], seats: Sequence[int] | None = None) -> AnyBatch:
+        """The batches of all policies as `obtain_samples` returns them.
+
+        Args:
+            seats: of each policy in one environment, where evaluations have others than training.
+        """
         if not self.many:
             return batches[0]
         environments: int | None = None
         if self.turns:  # one agent moves at a time
             steps = sum(batch.env_steps for batch in batches)
         else:
-            acted = [x.valid.reshape(len(x.valid), -1, n).any(-1) for x, n in zip(batches, self.seats) if n]
+            acted = [x.valid.reshape(len(x.valid), -1, n).any(-1) for x, n in zip(batches, seats or self.seats) if n]
             environments = acted[0].shape[1]  # an evaluation's are not as many as a batch's
             steps = int(np.count_nonzero(np.any(acted, 0)))
         return MultiAgentBatch(dict(zip(self.policies, batches)), steps, environments)

@@ -250,7 +250,7 @@ class LiveSampler(Evaluates):
         assert own is not None
         batches = own.filled(0)
         self._collect(own.pool, own.agents, batches, own.views[0], own.states, noise)
-        return self._installed.together(batches)
+        return self._installed.together(batches, own.pool.seats)
 
     def buffer(self, itr: int) -> AnyBatch:
         """The memory of batch `itr`."""
