@@ -188,6 +188,10 @@ class Experiment:
         given += ["env_checks"] * (self.env_checks != "sampled")
         if isinstance(self.env, EnvConfig) and given:
             raise ConfigError(f"env is an EnvConfig and {', '.join(given)} given beside it; put them into it")
+        for name in ("env", "eval_env"):
+            own = getattr(self, name)
+            if isinstance(own, EnvConfig) and own.evaluation is not None:
+                raise ConfigError(f"{name} is an EnvConfig with evaluation=...; give that as the experiment's eval_env")
         if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
             raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
 

@@ -37,7 +37,8 @@ _MADE_BY = "made by"
 class Plan:
     """An experiment whose sampler is chosen, and whose environments are checked and seated; it can be pickled.
 
-    Whoever is given one checks nothing again. For a runner it is a `Maker` of its sampler.
+    A Trainer, learner or runner that is given a plan does not check the environments again. A runner makes its sampler
+    of it, as of any `Maker`.
     """
 
     exp: Experiment
@@ -56,14 +57,14 @@ class Plan:
     sampler: SamplerSettings
     """Those of the experiment, with what they leave to the algorithm and the environment."""
     held_out: EnvReport | None
-    """Of the environment of evaluations, where that is another."""
+    """The report of `ps.check_env` on the environment of evaluations; None: evaluations play the one of training."""
     eval_env: EnvConfig
     """The environment of evaluations, seated."""
     eval_specs: Specs
     first_slot: int = 0
     """Number of the first slot among those of the whole run."""
     total_slots: int | None = None
-    """Of the whole run, over which ladders of epsilon are spread; None for those of this sampler."""
+    """Number of slots of the whole run, over which ladders of epsilon are spread; None: this sampler has them all."""
 
     @classmethod
     def of(cls, made_from: Experiment | Plan, ahead: bool = False) -> Plan:
@@ -106,7 +107,7 @@ class Plan:
         if exp.eval_env is not None or exp.eval_env_kwargs:
             held_out = check_apart(exp.eval_env_config, seed, settings)
             eval_env, eval_specs = _seated(algo, exp.eval_env_config, held_out)
-            if _ours(settings) and _alike(report, env, held_out, eval_env):
+            if (settings.inner or settings).hosts_eval_env and _alike(report, env, held_out, eval_env):
                 env = replace(env, evaluation=eval_env)
         sampler = _fitted(settings, getattr(exp.algo, "discount", None), specs)
         exp = exp if exp.sampler is settings else replace(exp, sampler=settings)
@@ -193,12 +194,6 @@ def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig,
     return config, dict(zip(config.seating.policies, config.seating.specs))
 
 
-def _ours(settings: SamplerSettings) -> bool:
-    """True for samplers that know of `EnvConfig.evaluation`: not for a user's own."""
-    known = type(settings).__module__.partition(".")[0] == "penstock"
-    return known and (settings.inner is None or _ours(settings.inner))
-
-
 def _alike(report: EnvReport, env: EnvConfig, held_out: EnvReport, eval_env: EnvConfig) -> bool:
     """True if pools of one kind play both: none is batched, and agents move at once in both or one by one."""
     turns = [config.seating is not None and config.seating.turns for config in (env, eval_env)]
@@ -216,7 +211,7 @@ def _fitted(settings: SamplerSettings, discount: float | None, specs: Specs) -> 
 def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:
     """Raises ConfigError for an algorithm that does not learn from the batches of its sampler.
 
-    Of several policies each that learns is looked at; the message names the one.
+    Checks every policy that learns; of several the message names the one that does not fit.
     """
     algos: Mapping[str, Any] = getattr(algo, "algos", {}) if isinstance(policy, PolicySet) else {}
     for name, own in each(policy).items():

@@ -42,6 +42,7 @@ class WorkerSampler(SamplerSettings):
     """Settings of every sampler whose worker processes step environments."""
 
     kept = PLAYING
+    hosts_eval_env = True
 
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""

@@ -48,6 +48,7 @@ class OfflineSampler(SamplerSettings):
     """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
 
     kept = ("discount",)
+    hosts_eval_env = True
 
     dataset: str = ""
     """Folder of a dataset, as `penstock record RUN --dataset DIR` or Minari (HDF5) writes it."""

@@ -109,6 +109,8 @@ class SamplerSettings(Protocol):
     """`ready`: a batch is of any slots that are ready; else of all of them."""
     object_store_mb: int = 0
     """Shared memory that it asks for besides its batches."""
+    hosts_eval_env: ClassVar[bool] = False
+    """Its evaluations play `EnvConfig.evaluation`; else the run itself plays an `eval_env`. Asked of the inner one."""
 
     @property
     def spec(self) -> BatchSpec:

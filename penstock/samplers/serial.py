@@ -25,6 +25,7 @@ class SerialSampler(SamplerSettings):
     """Settings of a sampler that steps B environments here, one by one, or a batched one, of arrays or of tensors."""
 
     kept = PLAYING
+    hosts_eval_env = True
 
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""

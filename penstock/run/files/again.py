@@ -1,4 +1,4 @@
-"""What is given again as a run is opened, because it could not be stored; what could be stored has to be the same."""
+"""Arguments that replace what a run could not store, such as a lambda; what was stored must not differ."""
 
 from __future__ import annotations
 

@@ -158,6 +158,39 @@ def test_agents_in_turn_play_the_same_episodes_after_a_death(name: str, flag: Pa
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cpu", "async-cpu", "processes"])
+def test_an_id_that_only_this_script_registers_is_evaluated_elsewhere(name: str, expected: list[float]) -> None:
+    gym.register("PlacesHeldOut-v0", lambda: Level(2))
+    try:
+        run = ps.RunConfig(steps=1000, progress="off", tensorboard=False, eval_episodes=7, eval_slots=4)
+        with Trainer(ps.Experiment(Level, PPO, SAMPLERS[name], run, eval_env="PlacesHeldOut-v0")) as trainer:
+            assert trainer.plan.env.evaluation is not None
+            trainer.train()
+            _, found = trainer.evaluate()
+    finally:
+        del gym.registry["PlacesHeldOut-v0"]
+    assert found.return_[np.argsort(found.slot, kind="stable")].tolist() == expected[:7]
+
+
+def test_a_sampler_that_does_not_know_of_eval_env_leaves_it_to_the_run(expected: list[float]) -> None:
+    class Own(ps.SerialSampler):
+        hosts_eval_env = False
+
+    run = ps.RunConfig(steps=1000, progress="off", tensorboard=False, eval_episodes=7, eval_slots=4)
+    with Trainer(ps.Experiment(Level, PPO, Own(T=8, B=4), run, eval_env_kwargs={"level": 2})) as trainer:
+        assert trainer.plan.env.evaluation is None
+        trainer.train()
+        _, found = trainer.evaluate()
+    assert found.return_[np.argsort(found.slot, kind="stable")].tolist() == expected[:7]
+
+
+def test_an_environment_of_evaluations_is_named_in_one_place() -> None:
+    config = ps.EnvConfig(Level, evaluation=ps.EnvConfig(Level, {"level": 2}))
+    with pytest.raises(ps.ConfigError, match=r"env is an EnvConfig with evaluation=.*give that as .* eval_env"):
+        ps.Experiment(config, PPO)
+
+
 class Lethal(Level):
     """The second level ends its process whenever it lives beside training, not in the check before."""
 
