@@ -18,7 +18,7 @@ from penstock.run.files.inits import Init, read
 
 
 @dataclass(frozen=True)
-class Source:
+class Origin:
     """A policy of another run."""
 
     said: str
@@ -35,7 +35,7 @@ class Start:
     said: str
     """`init`, as it was given."""
     whole: Mapping[str, Tensor] | None = None
-    sources: Mapping[str, Source] | None = None
+    sources: Mapping[str, Origin] | None = None
     """By the id of the policy that starts from it; "" for the only one."""
 
     def into(self, policy: AnyPolicy) -> None:
@@ -104,7 +104,7 @@ def _each(given: Any) -> Mapping[str, tuple[str, str]]:
     return given if isinstance(given, dict) else {"": given}
 
 
-def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Source:
+def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Origin:
     """One policy of a run that was loaded: the one named, or its only one, or that of the same id."""
     there: Mapping[str, Policy] = found if isinstance(found, PolicySet) else {SHARED: found}
     if not policy:
@@ -117,7 +117,7 @@ def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Source:
         )
     own = there[policy]
     said = run if len(there) == 1 else f"{policy!r} of {run}"
-    return Source(said, type(own.settings).__name__, own.spec, own.agent.state_dict())
+    return Origin(said, type(own.settings).__name__, own.spec, own.agent.state_dict())
 
 
 def _algorithm(policy: AnyPolicy) -> str:
@@ -126,7 +126,7 @@ def _algorithm(policy: AnyPolicy) -> str:
     return type(plain.settings).__name__
 
 
-def _load(policy: Policy, name: str, source: Source) -> None:
+def _load(policy: Policy, name: str, source: Origin) -> None:
     for what in ("obs", "action"):
         seen, expected = getattr(source.spec, what), getattr(policy.spec, what)
         if _form(seen) != _form(expected):
