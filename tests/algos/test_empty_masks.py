@@ -129,5 +129,5 @@ def test_values_are_those_of_the_one_legal_choice(algo: Any):
 
     algo = ps.override(algo, {"learning_starts": 16, "discount": 0.9})
     run = ps.RunConfig(steps=1_200, progress="off", seed=1, eval_episodes=0)
-    *_, last = ps.Trainer(ps.Experiment(Stuck, algo, ps.SerialSampler(T=8, B=2), run))
-    assert abs(last["train/q"]) < 0.1
+    result = ps.train(ps.Experiment(Stuck, algo, ps.SerialSampler(T=8, B=2), run))
+    assert abs(result.metrics["train/q"]) < 0.1
