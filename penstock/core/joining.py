@@ -7,13 +7,12 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from penstock.core.batch import ROWS, ROWS_AND_NEXT, Array, MultiAgentBatch, SampleBatch
+from penstock.core.batch import ROWS, ROWS_AND_NEXT, AnyBatch, Array, MultiAgentBatch, SampleBatch
 from penstock.core.errors import ConfigError
+from penstock.core.spec import SHARED
 from penstock.core.tree import Tree, tree_map
 
 Batches = TypeVar("Batches", SampleBatch, MultiAgentBatch)
-ONE_POLICY = "shared"
-"""Id of the policy of a run that has one for all agents."""
 
 
 def concat_samples(batches: Sequence[Batches], axis: Literal["T", "B"] = "B") -> Batches:
@@ -56,7 +55,7 @@ def concat_samples(batches: Sequence[Batches], axis: Literal["T", "B"] = "B") ->
 def split_by_episode(batch: SampleBatch) -> list[SampleBatch]: ...
 @overload
 def split_by_episode(batch: MultiAgentBatch) -> dict[str, list[SampleBatch]]: ...
-def split_by_episode(batch: SampleBatch | MultiAgentBatch) -> list[SampleBatch] | dict[str, list[SampleBatch]]:
+def split_by_episode(batch: AnyBatch) -> list[SampleBatch] | dict[str, list[SampleBatch]]:
     """Every run of valid rows of one episode as its own [L, 1] batch (a view), by slot, then by time.
 
     An episode that spans batches has a fragment in each. A fragment that starts after row 0 has no state. For a
@@ -85,7 +84,7 @@ def split_by_episode(batch: SampleBatch | MultiAgentBatch) -> list[SampleBatch] 
     return fragments
 
 
-def as_multi_agent(batch: SampleBatch | MultiAgentBatch, policy: str = ONE_POLICY) -> MultiAgentBatch:
+def as_multi_agent(batch: AnyBatch, policy: str = SHARED) -> MultiAgentBatch:
     """The batch of one policy as that of many, with its valid rows as env steps; a MultiAgentBatch as it is."""
     if isinstance(batch, MultiAgentBatch):
         return batch
@@ -94,10 +93,10 @@ def as_multi_agent(batch: SampleBatch | MultiAgentBatch, policy: str = ONE_POLIC
 
 def wrap_as_needed(
     policy_batches: Mapping[str, SampleBatch], env_steps: int, environments: int | None = None
-) -> SampleBatch | MultiAgentBatch:
+) -> AnyBatch:
     """The SampleBatch itself if the policy "shared" is the only one, else the MultiAgentBatch of these policies."""
-    if list(policy_batches) == [ONE_POLICY]:
-        return policy_batches[ONE_POLICY]
+    if list(policy_batches) == [SHARED]:
+        return policy_batches[SHARED]
     return MultiAgentBatch(policy_batches, env_steps, environments)
 
 

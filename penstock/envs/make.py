@@ -24,6 +24,7 @@ from penstock.core.errors import (
     nearest,
     words_of,
 )
+from penstock.core.spec import EnvSpec
 from penstock.envs.agents_wrappers import shown_agents
 from penstock.envs.builtin import is_attribute
 from penstock.envs.closing import close_env
@@ -190,6 +191,20 @@ class EnvConfig:
                 "expected; use SerialSampler (--sampler serial) or GpuSampler, or AlternatingSampler for two groups"
             )
         return env
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """Slots of each policy in one environment."""
+        return (1,) if self.seating is None else self.seating.seats
+
+    @property
+    def takes_turns(self) -> bool:
+        """Agents act one after the other."""
+        return self.seating is not None and self.seating.turns
+
+    def seated(self, spec: EnvSpec) -> Seating:
+        """The seating; where one agent acts, which sees and does what `spec` says, its one seat."""
+        return Seating.alone(spec) if self.seating is None else self.seating
 
     @property
     def all_info_keys(self) -> tuple[str, ...]:

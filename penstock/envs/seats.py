@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from penstock.core.errors import ConfigError, nearest, words_of
 from penstock.core.noise import env_seed
-from penstock.core.spec import EnvSpec, describe
+from penstock.core.spec import SHARED, EnvSpec, Specs, describe
 
 PolicyMap: TypeAlias = "Mapping[str, str] | Callable[[str, int, int], str]"
 """Policy id by agent, or a function (agent, number of the episode, its seed) -> policy id, pure, asked at reset."""
@@ -40,7 +40,8 @@ class AgentSpecs:
 class Seating:
     """The seats of each policy in every environment; a column of a policy's batch is one seat of one environment.
 
-    Seat i of policy p in environment e is column `e * seats[p] + i`. `seat_agents` makes and checks one.
+    Seat i of policy p in environment e is column `e * seats[p] + i`. `seat_agents` makes and checks one; an environment
+    of one agent has that of `Seating.alone`.
     """
 
     policies: tuple[str, ...]
@@ -49,9 +50,35 @@ class Seating:
     specs: tuple[EnvSpec, ...]
     """Of each policy, as it is shown; `spec.agents` is its number of seats."""
     agents: tuple[str, ...]
-    """The environment's `possible_agents`."""
+    """The environment's `possible_agents`; none in an environment of one agent, which has no name there."""
     turns: bool
     mapping: PolicyMap
+
+    @classmethod
+    def alone(cls, spec: EnvSpec) -> Seating:
+        """One seat, of the policy "shared", in an environment of one agent."""
+        return cls((SHARED,), (1,), (spec,), (), False, {})
+
+    @property
+    def many(self) -> bool:
+        """The environment is one of many agents: what users are given of its policies is by policy id."""
+        return bool(self.agents)
+
+    @property
+    def by_id(self) -> dict[str, EnvSpec]:
+        """The spec of each policy, by its id."""
+        return dict(zip(self.policies, self.specs))
+
+    @property
+    def for_build(self) -> Specs:
+        """What an algorithm builds policies for: the EnvSpec of the one agent, or {policy id: EnvSpec}."""
+        return self.by_id if self.many else self.specs[0]
+
+    def most_episodes(self, T: int) -> int:
+        """Episodes of one environment that can end in a batch of T rows, at most."""
+        if not self.many:
+            return T + 1
+        return T * sum(self.seats) + 1 if self.turns else (T + 1) // 2  # each has a move, or a step and a reset
 
     @property
     def fixed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
+from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch, batches_of
 from penstock.core.errors import ConfigError
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import PolicySet
@@ -12,16 +12,16 @@ from penstock.learn.policy_set import PolicySet
 
 def check_given(policy: Any, batch: Any, what: str = "train_one_step") -> None:
     """Raises ConfigError unless these are a live policy, and a batch of at least one row that it may learn from."""
-    if not isinstance(policy, (Policy, PolicySet)):
+    several = isinstance(policy, PolicySet)
+    if not several and not isinstance(policy, Policy):
         raise ConfigError(f"{what} got {_policy_text(policy)}")
-    if what == "train_on_replay" and (isinstance(policy, PolicySet) or policy.replay_schedule is None):
-        one = "a PolicySet; expected one of its policies, policies[id], and its own batch, batch[id]"
+    if what == "train_on_replay" and (several or policy.replay_schedule is None):
+        one = "policies by id; expected one of them, policies[id], and its own batch, batch[id]"
         none = f"a policy of {type(policy.settings).__name__}, which has no replay; use train_one_step"
-        raise ConfigError(f"{what} got {one if isinstance(policy, PolicySet) else none}")
-    if not isinstance(batch, (SampleBatch, MultiAgentBatch) if isinstance(policy, PolicySet) else SampleBatch):
+        raise ConfigError(f"{what} got {one if several else none}")
+    if not isinstance(batch, SampleBatch) and not (several and isinstance(batch, MultiAgentBatch)):
         raise ConfigError(f"{what} got {_batch_text(batch)}")
-    parts = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {"": batch}
-    for name, part in parts.items():
+    for name, part in batches_of(batch).items():
         if 0 in part.valid.shape:
             whose = f" of policy {name!r}" if name else ""
             raise ConfigError(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.machine import counted
-from penstock.core.spec import BatchSpec, EnvSpec, Specs
+from penstock.core.spec import SHARED, BatchSpec, EnvSpec, Specs
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
@@ -189,7 +189,7 @@ class PolicySet(Mapping[str, Policy]):
             if name in self.kept:
                 self.kept[name].slots = slots
 
-    def batches(self, batch: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
+    def batches(self, batch: AnyBatch) -> dict[str, SampleBatch]:
         """The batch of each policy that is trained. Raises ConfigError if there is none."""
         if isinstance(batch, MultiAgentBatch):
             return {name: batch[name] for name in self.trained}
@@ -331,6 +331,11 @@ if TYPE_CHECKING:
 
 else:
     LoadedPolicy = AnyPolicy
+
+
+def by_id(policy: AnyPolicy) -> Mapping[str, Policy]:
+    """All policies by id; a Policy alone is "shared"."""
+    return policy if isinstance(policy, PolicySet) else {SHARED: policy}
 
 
 def each(policy: AnyPolicy) -> Mapping[str, Policy]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.agents.images import dark_range
 from penstock.agents.networks import Encoder
-from penstock.core.batch import Inputs, MultiAgentBatch, SampleBatch, TrainBatch, as_arrays
+from penstock.core.batch import AnyBatch, Inputs, SampleBatch, TrainBatch, as_arrays
 from penstock.core.errors import ConfigError, NonFiniteError
 from penstock.core.machine import keep_freed_memory
 from penstock.core.noise import Purpose, at_address
@@ -44,7 +44,7 @@ def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep
     return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 
-def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch, env_steps: int | None = None) -> ResultDict:
+def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = None) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
     A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch; a policy of `min_rows` keeps the
@@ -95,7 +95,7 @@ def train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch, env_
     return _counted(policy, results, batch.env_steps if env_steps is None else env_steps)
 
 
-def _train_each(policies: PolicySet, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+def _train_each(policies: PolicySet, batch: AnyBatch) -> ResultDict:
     results: ResultDict = {}
     for name, own in policies.batches(batch).items():
         policy = policies[name]
@@ -125,7 +125,7 @@ def _of_policy(key: str, name: str) -> str:
     return f"{kind}/{name}/{rest}"
 
 
-def multi_gpu_train_one_step(policy: AnyPolicy, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+def multi_gpu_train_one_step(policy: AnyPolicy, batch: AnyBatch) -> ResultDict:
     """`train_one_step` where several learners train a policy: every rank calls it with the batch of its own slots.
 
     `policy.join(comm)` comes before the first batch. All ranks take the same gradient steps, those that one learner

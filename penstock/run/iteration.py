@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy_set import LoadedPolicy
 from penstock.samplers.episodes import Episodes
@@ -24,8 +24,11 @@ class Iteration:
     """Environment steps since the run began."""
     metrics: ResultDict
     """The row that is logged. Numbers added to it are logged too, even between two log intervals."""
-    batch: SampleBatch | MultiAgentBatch | None
-    """The batch that was collected last, valid until the next iteration; None where a resumed run only evaluates."""
+    batch: AnyBatch
+    """The SampleBatch or MultiAgentBatch that was collected last, valid until the next iteration.
+
+    None where a resumed run only evaluates.
+    """
     episodes: Episodes
     """The training episodes that ended in it."""
     evaluation: Episodes | None

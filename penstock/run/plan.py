@@ -11,9 +11,11 @@ from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError
-from penstock.core.spec import BatchSpec, EnvSpec, Specs
+from penstock.core.spec import BatchSpec, Specs
+from penstock.core.tree import Tree
 from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
+from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, agents_of, each
@@ -52,15 +54,15 @@ class Plan:
 
     Its `evaluation` is `eval_env`, where a sampler can play that in its own place.
     """
-    specs: Specs
-    """What policies are built for: an EnvSpec, or {policy id: EnvSpec}."""
+    seating: Seating
+    """Who plays in it."""
     sampler: SamplerSettings
     """Those of the experiment, with what they leave to the algorithm and the environment."""
     held_out: EnvReport | None
     """The report of `ps.check_env` on the environment of evaluations; None: evaluations play the one of training."""
     eval_env: EnvConfig
-    """The environment of evaluations, seated."""
-    eval_specs: Specs
+    """The environment of evaluations."""
+    eval_seating: Seating
     first_slot: int = 0
     """Number of the first slot among those of the whole run."""
     total_slots: int | None = None
@@ -102,20 +104,20 @@ class Plan:
         settings, seed = exp.sampler_settings, exp.run.seed
         report = check_apart(exp.env_config, seed, settings)
         algo = for_agents(exp.algo, report.agents)
-        env, specs = _seated(algo, exp.env_config, report)
-        held_out, eval_env, eval_specs = None, env, specs
+        env, seating = _seated(algo, exp.env_config, report)
+        held_out, eval_env, eval_seating = None, env, seating
         if exp.eval_env is not None or exp.eval_env_kwargs:
             held_out = check_apart(exp.eval_env_config, seed, settings)
-            eval_env, eval_specs = _seated(algo, exp.eval_env_config, held_out)
-            if (settings.inner or settings).hosts_eval_env and _alike(report, env, held_out, eval_env):
+            eval_env, eval_seating = _seated(algo, exp.eval_env_config, held_out)
+            if (settings.inner or settings).hosts_eval_env and _alike(report, seating, held_out, eval_seating):
                 env = replace(env, evaluation=eval_env)
-        sampler = _fitted(settings, getattr(exp.algo, "discount", None), specs)
+        sampler = _fitted(settings, getattr(exp.algo, "discount", None), seating)
         exp = exp if exp.sampler is settings else replace(exp, sampler=settings)
-        return cls(exp, report, algo, env, specs, sampler, held_out, eval_env, eval_specs)
+        return cls(exp, report, algo, env, seating, sampler, held_out, eval_env, eval_seating)
 
     def with_sampler(self, settings: SamplerSettings) -> Plan:
         """The plan with another sampler."""
-        sampler = _fitted(settings, getattr(self.exp.algo, "discount", None), self.specs)
+        sampler = _fitted(settings, getattr(self.exp.algo, "discount", None), self.seating)
         return replace(self, exp=replace(self.exp, sampler=settings), sampler=sampler)
 
     def among(self, runners: int) -> list[Plan]:
@@ -134,7 +136,7 @@ class Plan:
         policy: LoadedPolicy = self.algo.build(self.specs, seed=self.seed, device=device or self.exp.run.device)
         policy.set_progress(0.0)
         if self.held_out is not None:
-            check_fits(self.eval_env, self.eval_specs, policy)
+            check_fits(self.eval_env, self.eval_seating, policy)
         for own in each(policy).values():  # in the slot after those that train and that of an evaluator
             view = None if own.replay_schedule is None else own.replay_schedule.replay.view
             if isinstance(view, HindsightTransitions):
@@ -156,9 +158,7 @@ class Plan:
 
     def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[Installed, dict[str, Any]]:
         """The policy's agents as they act for batches of this T and B; and what `Installed.take` returned of them."""
-        specs = self.specs
-        spec = specs if isinstance(specs, EnvSpec) else next(iter(specs.values()))
-        acting = Installed(spec, batch, self.env.all_info_keys, self.first_slot, self.total_slots, self.env.seating)
+        acting = Installed(self.seating, batch, self.env.all_info_keys, self.first_slot, self.total_slots)
         return acting, acting.take(agents_of(policy))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,6 +173,18 @@ class Plan:
             )
         vars(self).update(state)
 
+    def infos(self, shown: dict[str, Any]) -> Tree:
+        """The example of the info of a row, as `Policy.prepare` takes it, of those that `Sampler.initialize` returned.
+
+        Of many agents {policy id: example}.
+        """
+        return {name: own["info"] for name, own in shown.items()} if self.seating.many else shown["info"]
+
+    @property
+    def specs(self) -> Specs:
+        """What policies are built for: an EnvSpec, or {policy id: EnvSpec}."""
+        return self.seating.for_build
+
     @property
     def seed(self) -> int:
         """The run's."""
@@ -184,28 +196,22 @@ class Plan:
         return self.sampler.spec
 
 
-def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, Specs]:
-    """The environment with a seat for every agent, and {policy id: EnvSpec}; of one agent as it is, and its EnvSpec."""
-    if report.agents is None:
-        return config, report.spec
-    if config.seating is None:
+def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, Seating]:
+    """The environment with a seat for every agent where there are many, and who plays in it."""
+    if report.agents is not None and config.seating is None:
         config = algo.seat(config, report.agents)
-    assert config.seating is not None
-    return config, dict(zip(config.seating.policies, config.seating.specs))
+    return config, config.seated(report.spec)
 
 
-def _alike(report: EnvReport, env: EnvConfig, held_out: EnvReport, eval_env: EnvConfig) -> bool:
+def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seating: Seating) -> bool:
     """True if pools of one kind play both: none is batched, and agents move at once in both or one by one."""
-    turns = [config.seating is not None and config.seating.turns for config in (env, eval_env)]
-    return report.steps > 0 and held_out.steps > 0 and turns[0] == turns[1]
+    return report.steps > 0 and held_out.steps > 0 and seating.turns == eval_seating.turns
 
 
-def _fitted(settings: SamplerSettings, discount: float | None, specs: Specs) -> SamplerSettings:
+def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
     """The settings, with what they leave to an experiment: discount of logged returns, shared memory of a cluster."""
     own = settings.with_discount(discount)
-    return (
-        own.fitted([specs] if isinstance(specs, EnvSpec) else specs.values()) if isinstance(own, RunnerSampler) else own
-    )
+    return own.fitted(seating.specs) if isinstance(own, RunnerSampler) else own
 
 
 def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:

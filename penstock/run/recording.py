@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.batch import as_arrays
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import SHARED, BatchSpec
 from penstock.datasets.cutter import EpisodeCutter
 from penstock.datasets.episode import Episode
 from penstock.datasets.minari import import_h5py, is_minari, minari_id, write_minari
@@ -26,7 +26,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import PolicySet
+from penstock.learn.policy_set import by_id
 from penstock.run.entry import open_policy
 from penstock.run.files.stored import named
 from penstock.run.signals import die_of, ending_signals, handling
@@ -124,8 +124,7 @@ def record(
             "keep batches instead, batch.copy() of sampler.obtain_samples(itr) in a loop of your own "
             "(docs/many-agents.md); of a run with replay, penstock replay export"
         )
-    if isinstance(policy, PolicySet):
-        (policy,) = policy.values()
+    (policy,) = by_id(policy).values()
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
     B = exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1)
     with named(Path(run_dir)):
@@ -187,7 +186,7 @@ class _Player:
                     f"the policy was trained on {policy.spec}; {config.name} as it is made now has {pool.spec}"
                 )
             self._agent.set_slots(B)
-            self._buffers = Buffers(pool, [self._agent], BatchSpec(_T, B))
+            self._buffers = Buffers(pool, {SHARED: self._agent}, BatchSpec(_T, B))
         except BaseException:
             pool.close()
             raise

@@ -12,7 +12,7 @@ from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, each
+from penstock.learn.policy_set import LoadedPolicy, by_id, each
 from penstock.learn.rows.minibatch import part_count
 from penstock.run.files.rundir import changes_since
 from penstock.run.progress import number
@@ -66,13 +66,13 @@ def headline(trainer: Trainer) -> str:
     """Spaces, parameters, rows and updates of an iteration, seed and directory, in a line; and one with the sampler."""
     T, B = trainer.sampler.batch_spec if trainer.learners is None else trainer.exp.sampler_settings.spec
     together = "" if trainer.learners is None else f", {trainer.learners.size} learners"
-    seating = trainer.plan.env.seating
+    seating, policies = trainer.plan.seating, by_id(trainer.policy)
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
     where = f"{trainer.exp.sampler_settings.described}; learns on {trainer.exp.run.device}"
     tail = f"{end}{trainer.run_dir}\n  sampler {where}"
     tail += "".join(f"\n  {note}" for note in (trainer.exp.env_config.note, trainer.plan.report.note) if note)
-    if seating is None:
-        (policy,) = each(trainer.policy).values()
+    if not seating.many:
+        (policy,) = policies.values()
         said = _learning(policy, T, B, trainer.exp.run.steps)
         slots = f"{counted(B, 'slot')} x {counted(T, 'step')}"
         return f"{head}{_shown(policy)}; {slots} = {said}{together}; {tail}{_images(policy)}"
@@ -85,16 +85,12 @@ def headline(trainer: Trainer) -> str:
             else "not trained"
         )
         + _images(policy).replace("\n", "\n  ")
-        for (name, policy), n in zip(_named(trainer.policy).items(), seating.seats)
+        for (name, policy), n in zip(policies.items(), seating.seats)
     ]
     return (
         f"{head}{len(seating.agents)} agents that act {'in turn' if seating.turns else 'at once'}; "
         f"{counted(B, 'environment')} x {counted(T, moves[:-1])} a batch{together}; {tail}{''.join(lines)}"
     )
-
-
-def _named(policy: AnyPolicy) -> Mapping[str, Policy]:
-    return policy if isinstance(policy, PolicySet) else each(policy)
 
 
 def _shown(policy: Policy) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch, as_arrays
+from penstock.core.batch import AnyBatch, as_arrays, batches_of
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
@@ -68,7 +68,7 @@ class Trainer:
         self.plan = plan = Plan.of(made_from, ahead=True)
         self.exp, self.run_dir = plan.exp, run_dir
         exp = plan.exp
-        if exp.run.eval_episodes and plan.eval_env.seating is None:  # else at the first evaluation
+        if exp.run.eval_episodes and not plan.eval_seating.many:  # else at the first evaluation
             self._check_stop(metric_names(*_EVALUATED, plan.eval_env.info_keys))
         self._evaluator: Evaluator | None = None
         self._agents = (plan.held_out or plan.report).agents if exp.run.eval_exploitability else None
@@ -127,10 +127,8 @@ class Trainer:
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             end_ahead()
             shown = self.sampler.initialize(agents_of(self.policy))
-            many = plan.env.seating is not None
-            info = {name: own["info"] for name, own in shown.items()} if many else shown["info"]
             plan_whole(self.policy, self.sampler)
-            self.policy.prepare(self.sampler.batch_spec, info)
+            self.policy.prepare(self.sampler.batch_spec, plan.infos(shown))
         except BaseException as error:
             end_ahead()
             self._end_trace()
@@ -186,7 +184,7 @@ class Trainer:
         return metrics
 
     @property
-    def batch(self) -> SampleBatch | MultiAgentBatch | None:
+    def batch(self) -> AnyBatch:
         """The batch collected last, valid until the next iteration; None if the sampler does not show it."""
         return getattr(self.sampler, "last_batch", None)
 
@@ -383,7 +381,7 @@ class Trainer:
         if self.run_dir is None or batch is None:
             return "no run directory to save the batch in"
         path = self.run_dir / "crash" / f"batch-{self.itr}.npz"
-        batches = batch.policy_batches if isinstance(batch, MultiAgentBatch) else batch
+        batches = batches_of(batch)
         names = [name.strip("[]").replace("][", "/").replace("'", "") for name in tree_paths(batches)]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

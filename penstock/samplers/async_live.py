@@ -91,8 +91,8 @@ class AsyncLive(Evaluates):
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
         """Keys of the env info in every batch."""
-        self._installed = Installed(self.spec, self.batch_spec, self.info_keys, first_slot, total_slots, config.seating)
-        self.specs: Mapping[str, EnvSpec] = self._installed.specs
+        self._installed = Installed(config.seated(self.spec), self.batch_spec, self.info_keys, first_slot, total_slots)
+        self.specs: Mapping[str, EnvSpec] = self._installed.seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
 
     # What the supervisor asks: see `Supervised`.
@@ -112,7 +112,7 @@ class AsyncLive(Evaluates):
         fd, size = self._workers.slabs[LEDGERS[evaluation]], 8 * LEDGER_WORDS
         ledger = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
         action = None
-        if doing == STEPPING and self._in_batch(block) and not evaluation and not self._installed.many:
+        if doing == STEPPING and self._in_batch(block) and not evaluation and len(self._batches[0]) == 1:
             (batch,), row = self._batches[block[control.DONE] % len(self._batches)], self._row(mark)
             action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
         return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
@@ -129,25 +129,24 @@ class AsyncLive(Evaluates):
             return
         B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
         mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        if self._in_batch(self._block) and mark[4] and not installed.turns:
+        if self._in_batch(self._block) and mark[4] and not installed.seating.turns:
             stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
             self._workers.faults.counts["lost_steps"] += stepped
         if not self._kept:  # else it died before they were put back
             for itr in range(max(min(self._next, done) - 1, 0), max(done, 1)):
                 self._kept[itr] = [batch.copy() for batch in self._batches[itr % len(self._batches)]]
         rows = [last_row(batch) for batch in self._kept[max(done - 1, 0)]]
-        # More episodes than these cannot have begun in the batch that was lost.
-        most = T * sum(installed.seats) + 1 if installed.turns else T + 1
+        most = installed.seating.most_episodes(T)  # that can have begun in the batch that was lost
         pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
-        outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.policies
+        outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies
         state = {
             "collected": done > self._first,
             "pool": pool.to_plain(),
-            "row": dict(zip(ids, rows)) if installed.many else rows[0],
+            "row": installed.by_id(rows),
             "agent_states": None,
             "stats": EpisodeStats(B, 0.0).state_dict(),
             "journal": Journal(B, 0).state_dict(),
-            "out_of_bounds": {**dict.fromkeys(ids, 0), ids[0]: outside} if installed.many else outside,
+            "out_of_bounds": {**dict.fromkeys(ids, 0), ids[0]: outside},
         }
         self._opened += most
         self._continues = SetInner(state, done)
@@ -157,7 +156,7 @@ class AsyncLive(Evaluates):
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
         shown = self._installed.take(agents)
-        taken, ids = self._installed.agents, self._installed.policies
+        taken, seating = self._installed.agents, self._installed.seating
         n = self._depth + 2
         example = [batch for _ in range(n) for batch in self._installed.allocate()]
         arrays = [{name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()} for agent in taken]
@@ -166,13 +165,12 @@ class AsyncLive(Evaluates):
             [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in there
         ]
         size = 1 << 16
-        size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys)) * self._installed.accounts
+        size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys)) * (1 + len(seating.agents))
         copies = [copy.deepcopy(agent).cpu() for agent in taken]
-        given = dict(zip(ids, copies)) if self._installed.many else copies[0]
-        self._attached = AttachInner(given, where, n, self._depth, self._exact, size)
+        self._attached = AttachInner(self._installed.by_id(copies), where, n, self._depth, self._exact, size)
         self._workers.call([[self._attached]])
         there = view(self._workers.slabs[BATCHES], places(example)[0])
-        self._batches = [there[k : k + len(ids)] for k in range(0, len(there), len(ids))]
+        self._batches = [there[k : k + len(taken)] for k in range(0, len(there), len(taken))]
         return shown
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
@@ -195,7 +193,7 @@ class AsyncLive(Evaluates):
         self._take_results()
         batches, episodes = self._batches[itr % len(self._batches)], self._results.pop(itr)
         self._next = itr + 1
-        if self._installed.many:
+        if self._installed.seating.many:
             self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
         else:
             self._opened += batches[0].first[1:].sum(0)

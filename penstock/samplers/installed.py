@@ -14,22 +14,22 @@ from penstock.agents.agent import Agent, Agents
 from penstock.core.batch import ROWS_AND_NEXT, AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
-from penstock.core.spec import SHARED, BatchSpec, EnvSpec, allocate
+from penstock.core.spec import BatchSpec, EnvSpec, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import BatchColumns
 from penstock.envs.seats import Seating
 from penstock.samplers.collector import Server, views_of
 
 C = TypeVar("C", bound=BatchColumns)
+V = TypeVar("V")
 
 
 class Installed:
     """The agents that a live sampler was initialized with, one for each policy.
 
     Args:
-        spec: of an environment of one agent. info_keys: of the environment's info.
+        seating: of each environment, which is a slot. info_keys: of the environment's info.
         first_slot: number of the sampler's first slot among `total_slots` of several samplers; None for B slots in all.
-        seating: of environments of many agents, each of which is a slot.
 
     Raises:
         ConfigError: the sampler's slots lie outside of `total_slots`.
@@ -37,27 +37,13 @@ class Installed:
 
     def __init__(
         self,
-        spec: EnvSpec,
+        seating: Seating,
         batch_spec: BatchSpec,
         info_keys: tuple[str, ...],
         first_slot: int,
         total_slots: int | None,
-        seating: Seating | None = None,
     ) -> None:
-        self._batch_spec, self._info_keys = batch_spec, info_keys
-        self.many = seating is not None
-        """Batches are MultiAgentBatch."""
-        self.policies = (SHARED,) if seating is None else seating.policies
-        """Their ids."""
-        self.seats = (1,) if seating is None else seating.seats
-        """Slots of each policy in one environment."""
-        self._specs = (spec,) if seating is None else seating.specs
-        self.specs: Mapping[str, EnvSpec] = dict(zip(self.policies, self._specs))
-        """By policy id."""
-        self.accounts = 1 if seating is None else 1 + len(seating.agents)
-        """Of how many an episode keeps returns: of the environment, and of each of many agents."""
-        self.turns = seating is not None and seating.turns
-        """Agents act one after the other."""
+        self._batch_spec, self._info_keys, self.seating = batch_spec, info_keys, seating
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if first_slot < 0 or self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(
@@ -76,7 +62,7 @@ class Installed:
     def agents(self) -> tuple[Agent, ...]:
         """One for each policy. Raises ConfigError before `take` and after `close`."""
         if not self._agents:
-            given = "policies.agents" if self.many else "policy.agent"
+            given = "policies.agents" if self.seating.many else "policy.agent"
             raise ConfigError(
                 "the sampler was shut down; build another"
                 if self._closed
@@ -89,39 +75,44 @@ class Installed:
         """The agent of the first policy, the only one in environments of one agent."""
         return self.agents[0]
 
+    def by_id(self, each: Sequence[V]) -> dict[str, V]:
+        """What there is for each policy, in their order, by policy id."""
+        return dict(zip(self.seating.policies, each))
+
     def take(self, given: Agents) -> dict[str, Any]:
         """Makes these the agents; returns examples of one step of one slot, as `Sampler.initialize` does."""
-        agents = self._by_policy(given)
+        agents, seating = self._in_order(given), self.seating
         found: list[tuple[Tree, Tree]] = []
-        for policy, agent, spec, seats in zip(self.policies, agents, self._specs, self.seats):
+        for policy, agent, spec, seats in zip(seating.policies, agents, seating.specs, seating.seats):
             if agent.spec != spec:
-                whose = f"the agent of policy {policy!r}" if self.many else "the agent"
+                whose = f"the agent of policy {policy!r}" if seating.many else "the agent"
                 raise ConfigError(f"{whose} was built for {agent.spec}; this sampler's environment has {spec}")
             agent.set_slots(self.total_slots * seats)
             found.append(examples(agent, spec))
             check_acting(agent, spec)
         self._agents = agents
         self.infos, self.states = [info for info, _ in found], [state for _, state in found]
-        shown = [self._shown(spec, *each) for spec, each in zip(self._specs, found)]
-        return dict(zip(self.policies, shown)) if self.many else shown[0]
+        shown = [self._shown(spec, *each) for spec, each in zip(seating.specs, found)]
+        return self.by_id(shown) if seating.many else shown[0]
 
-    def _by_policy(self, given: Agents) -> tuple[Agent, ...]:
+    def _in_order(self, given: Agents) -> tuple[Agent, ...]:
         """The agents in the order of the policies. Raises ConfigError where they are those of others."""
+        ids = self.seating.policies
         if isinstance(given, Mapping):
-            if not self.many and len(given) == 1:
+            if not self.seating.many and len(given) == 1:
                 return tuple(given.values())
-            if given.keys() != set(self.policies):
-                wrong = [f"{name!r}: {nearest(name, self.policies)}" for name in given if name not in self.policies]
-                lack = [f"{name!r} is missing" for name in self.policies if name not in given]
+            if given.keys() != set(ids):
+                wrong = [f"{name!r}: {nearest(name, ids)}" for name in given if name not in ids]
+                lack = [f"{name!r} is missing" for name in ids if name not in given]
                 raise ConfigError(
                     f"initialize got agents of policies {list(given)}; the environment's seats are those of "
-                    f"{list(self.policies)} ({'; '.join(wrong + lack)})"
+                    f"{list(ids)} ({'; '.join(wrong + lack)})"
                 )
-            return tuple(given[name] for name in self.policies)
-        if len(self.policies) > 1:
+            return tuple(given[name] for name in ids)
+        if len(ids) > 1:
             raise ConfigError(
                 f"initialize got one {type(given).__name__}; expected an agent for each of the policies "
-                f"{list(self.policies)}, e.g. {{{self.policies[0]!r}: ...}} or policies.agents"
+                f"{list(ids)}, e.g. {{{ids[0]!r}: ...}} or policies.agents"
             )
         return (given,)
 
@@ -139,7 +130,7 @@ class Installed:
         T, B = self._batch_spec
         return [
             allocate_batch(spec, BatchSpec(T, B * seats), info, state, self._info_keys)
-            for spec, seats, info, state in zip(self._specs, self.seats, self.infos, self.states)
+            for spec, seats, info, state in zip(self.seating.specs, self.seating.seats, self.infos, self.states)
         ]
 
     def blank_batch(self) -> AnyBatch:
@@ -151,61 +142,60 @@ class Installed:
         return self.together(batches)
 
     def together(self, batches: Sequence[SampleBatch], seats: Sequence[int] | None = None) -> AnyBatch:
-        """The batches of all policies as `obtain_samples` returns them.
+        """The batches of all policies as `obtain_samples` returns them: a SampleBatch where one agent acts.
 
         Args:
             seats: of each policy in one environment, where evaluations have others than training.
         """
-        if not self.many:
+        if not self.seating.many:
             return batches[0]
         environments: int | None = None
-        if self.turns:  # one agent moves at a time
+        if self.seating.turns:  # one agent moves at a time
             steps = sum(batch.env_steps for batch in batches)
         else:
-            acted = [x.valid.reshape(len(x.valid), -1, n).any(-1) for x, n in zip(batches, seats or self.seats) if n]
+            sizes = self.seating.seats if seats is None else seats
+            acted = [x.valid.reshape(len(x.valid), -1, n).any(-1) for x, n in zip(batches, sizes) if n]
             environments = acted[0].shape[1]  # an evaluation's are not as many as a batch's
             steps = int(np.count_nonzero(np.any(acted, 0)))
-        return MultiAgentBatch(dict(zip(self.policies, batches)), steps, environments)
+        return MultiAgentBatch(self.by_id(batches), steps, environments)
 
 
 class Buffers(Generic[C]):
     """A pool with the batches, views and recurrent states that the loop fills.
 
     Args:
-        agents: one for each of the pool's policies. spec: T, and B slots, of many agents environments.
+        agents: of each of the pool's policies, by its id. spec: T, and B slots, of many agents environments.
         buffers: number of batches. slab: descriptor of shared memory for them, where the pool has none of its own.
-        policies: ids by which `get_states` returns the states, of environments of many agents.
     """
 
     def __init__(
         self,
         pool: C,
-        agents: Sequence[Agent],
+        agents: Mapping[str, Agent],
         spec: BatchSpec,
         server: Server | None = None,
         buffers: int = 1,
         slab: int | None = None,
-        policies: Sequence[str] = (),
     ) -> None:
-        self.pool, self.agents, self._policies = pool, agents, policies
+        self.pool, self._policies, self.agents = pool, tuple(agents), tuple(agents.values())
         self._remote = server is not None and server.remote
         self._columns = [spec.B * seats for seats in pool.seats]
         parts = [
             (env_spec, BatchSpec(spec.T, columns), *examples(agent, env_spec), pool.info_keys)
-            for agent, env_spec, columns in zip(agents, pool.specs, self._columns)
+            for agent, env_spec, columns in zip(self.agents, pool.specs, self._columns)
         ]
         self.batches = [allocate_batch(*part) for _ in range(buffers) for part in parts]
         """One policy after the other in each buffer."""
         rows = [self._fresh(p, columns) for p, columns in enumerate(self._columns)] if self._remote else None
         if server is not None:
-            self.batches, rows = server.place(pool, self.batches, rows, agents)
+            self.batches, rows = server.place(pool, self.batches, rows, self.agents)
         else:
             self.batches, rows = pool.place(self.batches, rows)
         if slab is not None:
             self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
         where = None if server is None else server.device
         self.views: list[list[Any]] = [
-            [] if self._remote else views_of(pool, agents, self.filled(buffer), where) for buffer in range(buffers)
+            [] if self._remote else views_of(pool, self.agents, self.filled(buffer), where) for buffer in range(buffers)
         ]
         self.states: list[Tree] = rows if self._remote else [None] * len(pool.groups)
         if not self._remote:
@@ -225,16 +215,15 @@ class Buffers(Generic[C]):
         self._set_rows(rows)
 
     def get_states(self) -> Tree:
-        """[B, ...] arrays; of many agents by policy id."""
-        rows = self._rows()
-        return dict(zip(self._policies, rows)) if self._policies else rows[0]
+        """[B, ...] arrays, by policy id."""
+        return dict(zip(self._policies, self._rows()))
 
     def set_states(self, states: Tree) -> None:
         """The inverse of `get_states`; None for those before an episode."""
         if states is None:
             self._set_rows([None] * len(self.agents))
         else:
-            self._set_rows([states[policy] for policy in self._policies] if self._policies else [states])
+            self._set_rows([states[policy] for policy in self._policies])
 
     def _rows(self) -> list[Tree]:
         """[B, ...] arrays of each policy."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.agents.agent import Agents
+from penstock.agents.agent import Agent, Agents
 from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
@@ -66,16 +66,16 @@ class LiveSampler(Evaluates):
         self._discount = DISCOUNT if discount is None else discount
         self._server, self._slab, self._first_slot = server, slab, first_slot
         self._collect = loop() if server is None else server.serve
-        seating = config.seating
+        seating = config.seated(self.spec)
+        self.specs: Mapping[str, EnvSpec] = seating.by_id
+        """By policy id; of environments of one agent one, under `shared`."""
         try:
-            self._installed = Installed(self.spec, batch_spec, pool.info_keys, first_slot, total_slots, seating)
-            self.specs: Mapping[str, EnvSpec] = self._installed.specs
-            """By policy id; of environments of one agent one, under `shared`."""
+            self._installed = Installed(seating, batch_spec, pool.info_keys, first_slot, total_slots)
         except ConfigError:
             pool.close()
             raise
         self._bounds: list[OutOfBounds] | list[TensorBounds] = [
-            OutOfBounds(config, spec, first_slot, seats, policy if seating is not None else "")
+            OutOfBounds(config, spec, first_slot, seats, policy if seating.many else "")
             for (policy, spec), seats in zip(self.specs.items(), pool.seats)
         ]
         B = batch_spec.B
@@ -83,10 +83,10 @@ class LiveSampler(Evaluates):
         if pool.device is not None:
             self._bounds = [TensorBounds(config, self.spec, first_slot, pool.device)]
             self._account = TensorAccount(B, self._discount, pool.device)
-        elif seating is None:
-            self._account = SlotAccount(B, self._discount, journal_steps)
-        else:
+        elif seating.many:
             self._account = LogAccount(seating, B)
+        else:
+            self._account = SlotAccount(B, self._discount, journal_steps)
         self._training: Buffers[Source] | None = None
         self._evaluation: Buffers[EvaluationSource] | None = None
         self._evaluation_slots = 0, 0
@@ -107,9 +107,8 @@ class LiveSampler(Evaluates):
         installed = self._installed
         shown = installed.take(agents)
         try:
-            self._training = Buffers(
-                self.pool, installed.agents, self.batch_spec, self._server, buffers, self._slab, self._ids
-            )
+            acting = installed.by_id(installed.agents)
+            self._training = Buffers(self.pool, acting, self.batch_spec, self._server, buffers, self._slab)
         except MemoryError as error:
             T, B = self.batch_spec
             raise ConfigError(
@@ -127,6 +126,11 @@ class LiveSampler(Evaluates):
         ]
         return shown
 
+    @property
+    def agents(self) -> Sequence[Agent]:
+        """Those that act, one for each policy in the order of `specs`. Raises ConfigError before `initialize`."""
+        return self._installed.agents
+
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[AnyBatch, Episodes]:
         """The next T steps of every slot, and the episodes that ended in them.
 
@@ -140,7 +144,7 @@ class LiveSampler(Evaluates):
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
-        batches, buffer = self._filled, itr % len(self._buffers)
+        batches, buffer, installed = self._filled, itr % len(self._buffers), self._installed
         for bounds, limits, batch in zip(self._bounds, self._limits[buffer], batches):
             if isinstance(bounds, TensorBounds):
                 bounds.look(batch)
@@ -152,15 +156,14 @@ class LiveSampler(Evaluates):
             self._collected = True
             self._account.begin(self.pool, buffer)
         episodes = self._account.record(self.pool, buffer)
-        return self._installed.together(batches) if self._installed.many else batches[0], episodes
+        return installed.together(batches) if installed.seating.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
         """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
-        batches = self._filled
-        return self._installed.together(batches) if self._installed.many else batches[0]
+        return self._installed.together(self._filled)
 
     def _begun(self, itr: int, version: int) -> tuple[Any, ...]:
         """The arguments of the loop that fills the buffers of batch `itr`."""
@@ -193,18 +196,18 @@ class LiveSampler(Evaluates):
         agents, itr = self._installed.agents, asked.itr
         B = self.pool.evaluation_slots(min(asked.episodes, asked.slots))
         own = self.evaluation_buffers(B)
-        batches, seating = own.filled(0), self._config.for_evaluation.seating
+        batches, seating = own.filled(0), self._config.for_evaluation.seated(self.spec)
         seed = evaluation_seed(self._seed, itr)
         left = [asked.episodes // B + (b < asked.episodes % B) for b in range(B)]
         purpose = Purpose.EVALUATE_GREEDILY if asked.deterministic else Purpose.EVALUATE
         noisy = not asked.deterministic or any(agent.evaluates_with_noise for agent in agents)
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
-            if seating is None:
-                play = Play(left, self._sums(own.pool, B), asked.max_steps)
-            else:
+            if seating.many:
                 play = LogPlay(own.pool, left, seating)
                 own.pool.limit(asked.max_steps)
+            else:
+                play = Play(left, self._sums(own.pool, B), asked.max_steps)
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
             while not play.over:
@@ -226,7 +229,7 @@ class LiveSampler(Evaluates):
         Args:
             first_slot: number of their first slot among those of several samplers that evaluate together.
         """
-        agents = self._installed.agents
+        acting = self._installed.by_id(self._installed.agents)
         kept = self._evaluation
         if kept is not None and not kept.pool.broken and self._evaluation_slots == (B, first_slot):
             return kept
@@ -234,7 +237,7 @@ class LiveSampler(Evaluates):
         if kept is not None:
             kept.pool.close()
         pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
-        self._evaluation = made = Buffers(pool, agents, BatchSpec(EVAL_T, B), self._server, policies=self._ids)
+        self._evaluation = made = Buffers(pool, acting, BatchSpec(EVAL_T, B), self._server)
         self._evaluation_slots = B, first_slot
         return made
 
@@ -257,7 +260,7 @@ class LiveSampler(Evaluates):
         return self._installed.together(self._buffers[itr % len(self._buffers)])
 
     def agent_states(self) -> Tree:
-        """[B, ...] recurrent states after the last batch, as arrays; of many agents by policy id."""
+        """[B, ...] recurrent states after the last batch, as arrays, by policy id."""
         return self._started().get_states()
 
     @property
@@ -289,15 +292,14 @@ class LiveSampler(Evaluates):
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches, as plain data, arrays and tensors."""
         training = self._started()
-        rows = [last_row(batch) for batch in self._filled]
-        counts = [bounds.count for bounds in self._bounds]
+        by_id = self._installed.by_id
         return {
             "collected": self._collected,
             "pool": self.pool.get_state().to_plain(),
-            "row": dict(zip(self._ids, rows)) if self._ids else rows[0],
+            "row": by_id([last_row(batch) for batch in self._filled]),
             "agent_states": training.get_states(),
             **self._account.state_dict(),
-            "out_of_bounds": dict(zip(self._ids, counts)) if self._ids else counts[0],
+            "out_of_bounds": by_id([bounds.count for bounds in self._bounds]),
         }
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
@@ -309,38 +311,39 @@ class LiveSampler(Evaluates):
         if not state["collected"]:
             return
         self._filled = self._buffers[itr % len(self._buffers)]
-        if self._ids and state["row"].keys() != set(self._ids):
+        rows = state["row"]
+        if rows.keys() != self.specs.keys():
             raise CheckpointError(
-                f"the checkpoint holds rows of {sorted(state['row'])}; this sampler's policies are {list(self._ids)}"
+                f"the checkpoint holds rows of {sorted(rows)}; this sampler's policies are {list(self.specs)}"
             )
-        rows = self._by_policy(state["row"])
-        for row, batch, seats in zip(rows, self._filled, self.pool.seats):
+        for row, batch, seats in zip((rows[policy] for policy in self.specs), self._filled, self.pool.seats):
             if row["first"].shape != batch.first[-1].shape:
                 raise CheckpointError(
                     f"the checkpoint holds {len(row['first']) // seats} slots; this sampler has B={self.batch_spec.B}"
                 )
         self._collected = True
         self._account.load_state_dict(state)
-        # Which 0.1.0 did not count.
-        for bounds, count in zip(self._bounds, self._by_policy(state.get("out_of_bounds", 0))):
-            bounds.count = count
-        faults = state.get("faults", {})  # where 0.1.0 put them
-        pool = PoolState.from_plain({"faults": faults, **state["pool"]})
-        episodes = self._account.open_episodes()
-        self.cut_slots = self.go_on(state["row"], state["agent_states"], pool, episodes)
+        for policy, bounds in zip(self.specs, self._bounds):
+            bounds.count = state["out_of_bounds"][policy]
+        pool, episodes = PoolState.from_plain(state["pool"]), self._account.open_episodes()
+        self.cut_slots = self.go_on(rows, state["agent_states"], pool, episodes)
 
     def go_on(
-        self, row: dict[str, Tree], agent_states: Tree, pool: PoolState, episodes: Sequence[OpenEpisode | None]
+        self,
+        rows: Mapping[str, dict[str, Tree]],
+        agent_states: Mapping[str, Tree] | None,
+        pool: PoolState,
+        episodes: Sequence[OpenEpisode | None],
     ) -> list[int]:
-        """Makes the next batch follow this last row and these states; returns the slots that could not be restored.
+        """Makes the next batch follow these last rows and states; returns the slots that could not be restored.
 
         Args:
-            row: as `last_row` returns it, of many agents by policy id. agent_states: [B, ...], or by policy id.
-            episodes: for each slot its open one, if known.
+            rows: as `last_row` returns them, by policy id. agent_states: [B, ...] by policy id; None for those before
+                an episode. episodes: for each slot its open one, if known.
         """
         training = self._started()
-        for mine, batch in zip(self._by_policy(row), self._filled) if self._device is None else ():
-            for name, leaves in mine.items():
+        for policy, batch in zip(self.specs, self._filled) if self._device is None else ():
+            for name, leaves in rows[policy].items():
                 tree_assign(getattr(batch, name), -1, leaves)
         training.set_states(agent_states)
         return self.pool.set_state(pool, self._filled, episodes)
@@ -350,15 +353,6 @@ class LiveSampler(Evaluates):
         if pool.device is not None:
             return TensorStats(B, self._discount, pool.device)
         return EpisodeStats(B, self._discount)
-
-    @property
-    def _ids(self) -> tuple[str, ...]:
-        """Policy ids of environments of many agents; none where there is one agent."""
-        return self._installed.policies if self._installed.many else ()
-
-    def _by_policy(self, given: Any) -> list[Any]:
-        """One for each policy of what is stored by policy id, or for the only one."""
-        return [given[policy] for policy in self._ids] if self._ids else [given]
 
     def _started(self) -> Buffers[Source]:
         """Raises ConfigError before `initialize` and after `shutdown`."""
@@ -371,12 +365,12 @@ class LiveSampler(Evaluates):
         """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
         if all(x.dtype.kind != "f" or b"\0" not in np.isfinite(x).tobytes() for x in tree_leaves(batch.obs)):
             return None
-        seats = self.pool.seats[policy]
+        seats, seating = self.pool.seats[policy], self._installed.seating
         for path, x in zip(tree_paths(batch.obs), tree_leaves(batch.obs)):
             if x.dtype.kind == "f" and not np.isfinite(x).all():
                 t, b, *element = np.argwhere(~np.isfinite(x))[0].tolist()
                 action = tree_map(lambda a, t=t, b=b: a[t, b].tolist(), batch.prev_action)
-                whose = f", policy {self._ids[policy]!r}, seat {b % seats}" if self._ids else ""
+                whose = f", policy {seating.policies[policy]!r}, seat {b % seats}" if seating.many else ""
                 message = (
                     f"slot {self._first_slot + b // seats} of {self._config.name}{whose}, row {t} of the batch: "
                     f"obs{path}{element}: got {x[t, b][tuple(element)]}, expected a finite number; last action "

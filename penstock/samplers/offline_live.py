@@ -23,6 +23,7 @@ from penstock.core.noise import Purpose, generator
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
+from penstock.envs.seats import Seating
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import DISCOUNT, Episodes
@@ -58,8 +59,8 @@ class OfflineLive(Evaluates):
         self._stats = EpisodeStats(B, DISCOUNT if discount is None else discount)
         self.info_keys = evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
-        self._installed = Installed(self.spec, batch_spec, self.info_keys, first_slot, total_slots)
-        self.specs = self._installed.specs
+        self._installed = Installed(Seating.alone(self.spec), batch_spec, self.info_keys, first_slot, total_slots)
+        self.specs = self._installed.seating.by_id
         """By policy id: one, under `shared`."""
         self._first_slot, slots = first_slot, self._installed.total_slots
         self._order: tuple[int, Any] = (-1, None)

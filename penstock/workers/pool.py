@@ -27,6 +27,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, lost_rewards
 from penstock.envs.pools.settings import DEFAULTS, STEPPING, PoolSettings
+from penstock.envs.seats import Seating
 from penstock.workers import control
 from penstock.workers.batches import SharedBatches
 from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
@@ -70,9 +71,7 @@ class ProcessPool(EnvPool):
         self.info_keys = config.all_info_keys
         self._B, starts = B, np.cumsum([0, *even_split(B, groups)]).tolist()
         self._parts = [slice(a, b) for a, b in zip(starts, starts[1:])]
-        seating = config.seating
-        self.seats = (1,) if seating is None else seating.seats
-        self.takes_turns = seating is not None and seating.turns
+        self.seats, self.takes_turns = config.seats, config.takes_turns
         self.groups = tuple(
             Group(policy, columns(slots, n)) for slots in self._parts for policy, n in enumerate(self.seats)
         )
@@ -110,11 +109,9 @@ class ProcessPool(EnvPool):
         else:
             workers.supervised[1:] = [self]  # in place of one with another number of slots
             made = [a and a[0] for a in workers.call([[self._make(w, False)] for w in range(workers.count)])]
-        if seating is None:
-            self.specs = (one_spec([EnvSpec.from_plain(spec) for spec in made if spec is not None], config.name),)
-        else:
-            self.specs = seating.specs
-        self.spec = self.specs[0]
+        specs = [EnvSpec.from_plain(spec) for spec in made if spec is not None]
+        self._seating = config.seating or Seating.alone(one_spec(specs, config.name))
+        self.specs, self.spec = self._seating.specs, self._seating.specs[0]
 
     # What the supervisor asks: see `Supervised`.
 
@@ -134,7 +131,7 @@ class ProcessPool(EnvPool):
             return f"between steps of {self._config.name}, slots {columns}"
         slot = mark[3] + mark[0] - self._first_slot
         action, batches = None, self._batches
-        if mark[1] == STEPPING and batches is not None and batches.current >= 0 and self._config.seating is None:
+        if mark[1] == STEPPING and batches is not None and batches.current >= 0 and not self._seating.many:
             (batch,) = batches.buffers[batches.current]
             g = next(g for g, slots in enumerate(self._parts) if slot < slots.stop)
             row = max(block[control.ROWS] if self._collecting else block[control.DONE + g], 0)
@@ -326,8 +323,8 @@ class ProcessPool(EnvPool):
         self, batches: list[SampleBatch], states: Tree, acting: Acting | None = None
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves the buffers into shared memory, and with `acting` also recurrent states and the agents' parameters."""
-        n, T, P, seating = self._number, batches[0].spec.T, len(self.seats), self._config.seating
-        account = None if seating is None else Account.allocate(seating, self._B, T, self.info_keys)
+        n, T, P, seating = self._number, batches[0].spec.T, len(self.seats), self._seating
+        account = Account.allocate(seating, self._B, T, self.info_keys) if seating.many else None
         where, (batches, states, self._shared) = share(
             self._workers.slabs[2 * n],
             (batches, states, account),

@@ -11,7 +11,6 @@ from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.noise import env_seed
 from penstock.core.slab import share
 from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
-from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.messages import last, slot_at, slot_name
 from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog
 from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING
@@ -63,7 +62,7 @@ class Account:
     @staticmethod
     def allocate(seating: Seating, E: int, T: int, info_keys: Sequence[str]) -> Account:
         """Empty, for batches of T rows."""
-        most = most_episodes(seating, T)
+        most = seating.most_episodes(T)
         return Account(EpisodeLog.allocate(E, most, len(seating.agents), info_keys), np.full((E, 3), -1, np.int64))
 
 

@@ -269,7 +269,7 @@ def test_each_group_is_served_by_its_policys_agent_into_its_policys_batch(last_f
     def made(seeds: tuple[int, int]) -> tuple[Any, ...]:
         pools = [SerialPool(c, s, slice(0, B)) for c, s, B in zip(configs, seeds, sizes)]
         agents = [algo.build(pool.spec, seed=2).agent for algo, pool in zip(settings, pools)]
-        own = [Buffers(pool, [agent], BatchSpec(T, B)) for pool, agent, B in zip(pools, agents, sizes)]
+        own = [Buffers(pool, {"shared": agent}, BatchSpec(T, B)) for pool, agent, B in zip(pools, agents, sizes)]
         return pools, agents, own
 
     pools, agents, own = made((3, 4))

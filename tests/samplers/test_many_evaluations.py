@@ -88,7 +88,7 @@ def test_an_evaluations_batch_is_counted_by_its_own_slots(kind: str) -> None:
     for environments in (1, 2, 3, 4, 5, 9, 12):  # of which some fit the batch of 6 and some do not
         parts = [batch[:, :0] for batch in installed.allocate()]
         rng = np.random.default_rng(environments)
-        for p, seats in enumerate(installed.seats):
+        for p, seats in enumerate(installed.seating.seats):
             valid = rng.random((4, environments * seats)) < 0.4
             parts[p] = type(parts[p])(**{**vars(parts[p]), "valid": valid})
         batch = installed.together(parts)

@@ -13,7 +13,7 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import SHARED, EnvSpec, describe
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, PolicySet, parameters
+from penstock.learn.policy_set import AnyPolicy, PolicySet, by_id, parameters
 from penstock.run.files.inits import Init, read
 
 
@@ -47,7 +47,7 @@ class Start:
         if self.sources is None:
             policy.load_parameters(dict(self.whole or {}))
             return
-        here = dict(policy) if isinstance(policy, PolicySet) else {SHARED: policy}
+        here = by_id(policy)
         game = policy if isinstance(policy, PolicySet) and isinstance(policy.settings, SelfPlay) else None
         only = MAIN if game is not None else next(iter(here))
         for name, source in self.sources.items():
@@ -84,7 +84,7 @@ def read_start(init: Init, algo: object, load: Callable[[str], AnyPolicy]) -> St
     given = read(init)
     if isinstance(given, str):
         found = load(given)
-        if not isinstance(algo, SelfPlay) or (isinstance(found, PolicySet) and MAIN in found):
+        if not isinstance(algo, SelfPlay) or MAIN in by_id(found):
             return Start(f"{given!r}, a run of {_algorithm(found)},", whole=parameters(found))
         given = {MAIN: (given, "")}
     for name in _each(given):
@@ -106,7 +106,7 @@ def _each(given: Any) -> Mapping[str, tuple[str, str]]:
 
 def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Origin:
     """One policy of a run that was loaded: the one named, or its only one, or that of the same id."""
-    there: Mapping[str, Policy] = found if isinstance(found, PolicySet) else {SHARED: found}
+    there = by_id(found)
     if not policy:
         policy = next(iter(there)) if len(there) == 1 else name
     if policy not in there:
@@ -122,8 +122,7 @@ def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Origin:
 
 def _algorithm(policy: AnyPolicy) -> str:
     """The class of a run's algorithm."""
-    plain = policy[SHARED] if isinstance(policy, PolicySet) and list(policy) == [SHARED] else policy
-    return type(plain.settings).__name__
+    return type(by_id(policy).get(SHARED, policy).settings).__name__
 
 
 def _load(policy: Policy, name: str, source: Origin) -> None:

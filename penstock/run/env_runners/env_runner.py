@@ -12,14 +12,14 @@ import torch
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree
 from penstock.envs.pools.pool import PoolState
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import LoadedPolicy, PolicySet
+from penstock.learn.policy_set import LoadedPolicy, by_id, each
 from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.encoding import decode, encode
 from penstock.run.experiment import Experiment
@@ -75,40 +75,35 @@ class EnvRunner:
     def policy(self) -> LoadedPolicy:
         """The algorithm's policy, of many agents the PolicySet; built when it is first asked for."""
         if self._policy is None:
-            plan, seating = self._plan, self._plan.env.seating
+            plan = self._plan
             policy: LoadedPolicy = plan.algo.build(plan.specs, seed=plan.seed)
-            for one in policy.values() if isinstance(policy, PolicySet) else [policy]:
+            for one in by_id(policy).values():
                 one.clock.begin(plan.exp.run.steps)
-                if isinstance(policy, PolicySet) and one not in policy.trained.values():
+                if one not in each(policy).values():
                     one.act_only()
-            shown = plan.acting(self._trains_on, policy)[1]
-            policy.prepare(
-                self._trains_on, {name: own["info"] for name, own in shown.items()} if seating else shown["info"]
-            )
+            policy.prepare(self._trains_on, plan.infos(plan.acting(self._trains_on, policy)[1]))
             self._policy = policy
         return self._policy
 
     @property
     def agent(self) -> Agent:
         """The policy's agent; of several a module list, in the order of the environment's seats."""
-        policy, seating = self.policy, self._plan.env.seating
-        if seating is None:
-            return policy.agent
-        return together([policy[name].agent for name in seating.policies])
+        policies = by_id(self.policy)
+        return together([policies[name].agent for name in self._plan.seating.policies])
 
-    def sample(self) -> SampleBatch | MultiAgentBatch:
+    def sample(self) -> AnyBatch:
         """Returns the next fragment: a batch [T, B] of this runner's slots, which the caller may keep."""
         batch, episodes = self._acting.live.obtain_samples(self._itr, max(self._version, 0))
         self._itr += 1
         self._episodes = join_episodes([self._episodes, episodes])
         return batch.copy()
 
-    def sample_with(self, weights: Any, version: int) -> SampleBatch | MultiAgentBatch:
+    def sample_with(self, weights: Any, version: int) -> AnyBatch:
         """`take_weights`, then `sample`."""
         self.take_weights(weights, version)
         return self.sample()
 
-    def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> ResultDict:
+    def learn_on_batch(self, batch: AnyBatch) -> ResultDict:
         """Trains this runner's policies on a batch of fragments: `ps.train_one_step`. Returns the metrics."""
         result = train_one_step(self.policy, batch)
         self._version += 1
@@ -132,9 +127,9 @@ class EnvRunner:
         if isinstance(policies, str):
             return _arrays(self._one(policies).agent)
         if policies is None:
-            if not isinstance(self.policy, PolicySet) or len(self.policy) == 1:
+            policies = list(by_id(self.policy))
+            if len(policies) == 1:
                 return _arrays(self.policy.agent)
-            policies = list(self.policy)
         return {name: _arrays(self._one(name).agent) for name in policies}
 
     def set_weights(self, weights: Weights, version: int | None = None) -> None:
@@ -145,9 +140,9 @@ class EnvRunner:
         """
         by_policy = any(isinstance(x, Mapping) for x in weights.values())
         given: Mapping[str, Any] = weights if by_policy else {"": weights}
-        if not by_policy and isinstance(self.policy, PolicySet) and len(self.policy) > 1:
+        if not by_policy and len(ids := list(by_id(self.policy))) > 1:
             raise ConfigError(
-                f"set_weights got arrays by name for the policies {list(self.policy)}; expected them by policy id, "
+                f"set_weights got arrays by name for the policies {ids}; expected them by policy id, "
                 "{id: {name: array}}, as get_weights() returns them"
             )
         pairs = [(self._one(name).agent if name else self.policy.agent, arrays) for name, arrays in given.items()]
@@ -218,15 +213,15 @@ class EnvRunner:
         self._acting.take_weights(weights, version)
         self._version = version
 
-    def follow(self, row: dict[str, Tree], itr: int, episodes: int) -> None:
-        """Makes the next fragment follow this row of a runner that is lost: every slot resets into a new episode.
+    def follow(self, rows: Mapping[str, dict[str, Tree]], itr: int, episodes: int) -> None:
+        """Makes the next fragment follow these last rows of a runner that is lost: every slot resets into a new episode.
 
         Args:
-            row: as `last_row` returns it, of many agents by policy id. itr: number of the fragment. episodes: that each
+            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: that each
                 slot has begun, at most; the next one has the number after.
         """
         B = self._plan.fragment.B
-        self._acting.live.go_on(row, None, PoolState.resetting([episodes] * B), [None] * B)
+        self._acting.live.go_on(rows, None, PoolState.resetting([episodes] * B), [None] * B)
         self._itr = itr
 
     @property
@@ -247,13 +242,9 @@ class EnvRunner:
 
     def _one(self, name: str) -> Policy:
         """The policy of an id. Raises ConfigError where there is none."""
-        known = self.policy if isinstance(self.policy, PolicySet) else {}
+        known = by_id(self.policy)
         if name not in known:
-            raise ConfigError(
-                f"no policy {name!r} here; {nearest(name, known)}"
-                if known
-                else f"no policy {name!r} here: this runner has one policy without an id, get_weights()"
-            )
+            raise ConfigError(f"no policy {name!r} here; {nearest(name, known)}")
         return known[name]
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from penstock.actors.backend import Backend, RunnerError
 from penstock.actors.make import BackendName, make_backend
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import BatchSpec
-from penstock.envs.pools.many.hosting import most_episodes
 from penstock.learn.policy_set import each
 from penstock.run.env_runners.env_runner import EnvRunner
 from penstock.run.experiment import Experiment
@@ -150,7 +149,7 @@ class EnvRunnerGroup:
         found = [function(self.local_worker, *args)] if local else []
         return found if self._runners is None else found + self._open(self._runners).foreach(function, *args)
 
-    def sample(self) -> SampleBatch | MultiAgentBatch:
+    def sample(self) -> AnyBatch:
         """One fragment of every remote worker, side by side; without remote workers one of the local worker.
 
         The batch always has the columns of all slots. A runner that is lost or late is named in a warning and counted
@@ -172,9 +171,7 @@ class EnvRunnerGroup:
             raise EnvWorkerError(f"none of {len(self._asked)} runners returned a fragment; the warnings say why")
         return self._whole.joined(found)
 
-    def sample_async(
-        self, max_in_flight: int = 1, whole: bool | None = None
-    ) -> Iterator[SampleBatch | MultiAgentBatch]:
+    def sample_async(self, max_in_flight: int = 1, whole: bool | None = None) -> Iterator[AnyBatch]:
         """Yields fragments as they come, for ever; a runner is asked again at once, with the local worker's weights.
 
         Args:
@@ -281,11 +278,10 @@ class EnvRunnerGroup:
 
     def _replaced(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns, in episodes that were not begun before."""
-        row = None if self._fragments is None else self._fragments.last_row(i)
-        if row is not None:
-            seating, T = self._plans[i].env.seating, self.fragment.T
-            most = T + 1 if seating is None else most_episodes(seating, T)
-            self._follows[i] = self.runners.call(i, "follow", row, self._asked[i], self._asked[i] * most)
+        rows = None if self._fragments is None else self._fragments.last_rows(i)
+        if rows is not None:
+            most = self._plans[i].seating.most_episodes(self.fragment.T)
+            self._follows[i] = self.runners.call(i, "follow", rows, self._asked[i], self._asked[i] * most)
 
     @property
     def _whole(self) -> Fragments:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch, SampleBatch, batches_of
 from penstock.core.errors import CheckpointError
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.pools.pool import PER_SLOT
@@ -18,7 +18,7 @@ State = dict[str, Any]
 _BY_RANK = "by_rank"
 
 
-def joined(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch | MultiAgentBatch) -> State:
+def joined(states: Sequence[State], slots: Sequence[slice], blank: AnyBatch) -> State:
     """The state of one sampler of all slots, from those of samplers of consecutive ones.
 
     A sampler whose state is of a form of its own is kept as `by_rank`, and goes on with as many learners only.
@@ -37,7 +37,7 @@ def joined(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch |
     return {_BY_RANK: list(states)}
 
 
-def part(state: State, rank: int, slots: Sequence[slice], blank: SampleBatch | MultiAgentBatch) -> State:
+def part(state: State, rank: int, slots: Sequence[slice], blank: AnyBatch) -> State:
     """The state of the sampler of `slots[rank]` from that of one of all slots.
 
     Raises:
@@ -92,7 +92,7 @@ def _live(states: Sequence[State]) -> State:
     return {
         **states[0],
         "pool": {**pools[0], **pool, "faults": faults, "restarts": max(x["restarts"] for x in pools)},
-        "row": {name: _side_by_side([x["row"][name] for x in states]) for name in states[0]["row"]},
+        "row": _side_by_side([x["row"] for x in states]),
         "agent_states": _side_by_side([x["agent_states"] for x in states]),
         "stats": _stats(states),
         "journal": [slot for x in states for slot in x["journal"]],
@@ -108,15 +108,15 @@ def _part_of_live(state: State, own: slice, rank: int) -> State:
     return {
         **state,
         "pool": pool if rank == 0 else {**pool, "faults": {}},
-        "row": {name: _seats(x, own, total) for name, x in state["row"].items()},
+        "row": _seats(state["row"], own, total),
         "agent_states": _seats(state["agent_states"], own, total),
         "stats": _part_of_stats(state, own),
         "journal": list(state["journal"])[own],
-        "out_of_bounds": tree_map(lambda x: x if rank == 0 else 0, state.get("out_of_bounds", 0)),
+        "out_of_bounds": tree_map(lambda x: x if rank == 0 else 0, state["out_of_bounds"]),
     }
 
 
-def _ahead(states: Sequence[State], slots: Sequence[slice], blank: SampleBatch | MultiAgentBatch) -> State:
+def _ahead(states: Sequence[State], slots: Sequence[slice], blank: AnyBatch) -> State:
     first = states[0]
     if "inner" not in first:
         return first
@@ -147,13 +147,14 @@ def _along(x: np.ndarray[Any, Any], axis: int, own: slice, total: int) -> np.nda
     return x[at] if axis == 0 else x[:, at]
 
 
-def _axes(blank: SampleBatch | MultiAgentBatch) -> list[int]:
-    """Of each leaf of a batch the axis of its slots; of many agents policy by policy."""
-    if isinstance(blank, MultiAgentBatch):
-        return [axis for own in blank.values() for axis in _axes(own)]
-    named: Any = {f.name: getattr(blank, f.name) for f in fields(blank)}  # pyright: ignore[reportArgumentType]
-    axes = {name: tree_map(lambda _, name=name: 0 if name == "state" else 1, x) for name, x in named.items()}
-    return [int(axis) for axis in tree_leaves(SampleBatch(**axes))]
+def _axes(blank: AnyBatch) -> list[int]:
+    """Of each leaf of a batch, policy by policy, the axis of its slots."""
+    axes: list[int] = []
+    for batch in batches_of(blank).values():
+        named: Any = {f.name: getattr(batch, f.name) for f in fields(batch)}  # pyright: ignore[reportArgumentType]
+        of = {name: tree_map(lambda _, name=name: 0 if name == "state" else 1, x) for name, x in named.items()}
+        axes += [int(axis) for axis in tree_leaves(SampleBatch(**of))]
+    return axes
 
 
 def _side_by_side(trees: Sequence[Tree]) -> Tree:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.spec import SHARED, EnvSpec, Specs, describe
+from penstock.core.spec import SHARED, EnvSpec, describe
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
+from penstock.envs.seats import Seating
 from penstock.learn.policies import Policies
-from penstock.learn.policy_set import AnyPolicy, PolicySet, agents_of, specs_of
+from penstock.learn.policy_set import AnyPolicy, PolicySet, by_id, specs_of
 from penstock.run.playing.opponents import WithoutState
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.sampler import SamplerSettings
@@ -37,19 +37,14 @@ class Evaluator:
         Raises:
             ConfigError: the policy was built for other observations or actions.
         """
-        seating = self._config.seating
-        found = self._sampler.spec if seating is None else dict(zip(seating.policies, seating.specs))
-        check_fits(self._config, found, policy)
-        agents = copy.deepcopy(agents_of(policy))
-        if isinstance(agents, Mapping) and isinstance(found, Mapping):
-            for name, agent in agents.items():
-                agent.spec = found[name]  # other seats than it was trained in, which says nothing of what it sees
+        seating = self._config.seated(self._sampler.spec)
+        check_fits(self._config, seating, policy)
+        agents = copy.deepcopy({name: own.agent for name, own in by_id(policy).items()})
+        if seating.many:
+            for name, spec in seating.by_id.items():
+                agents[name].spec = spec  # other seats than it was trained in, which says nothing of what it sees
         if (device := self._sampler.pool.device) is not None:
-            agents = (
-                {name: agent.to(device) for name, agent in agents.items()}
-                if isinstance(agents, Mapping)
-                else agents.to(device)
-            )
+            agents = {name: agent.to(device) for name, agent in agents.items()}
         self._sampler.initialize(agents)
         return self._sampler.evaluate_agent(itr, episodes, **how)
 
@@ -75,23 +70,20 @@ def seated_for(
     return policy, policy.seat(config, report.agents)
 
 
-def check_fits(config: EnvConfig, found: Specs, policy: AnyPolicy) -> None:
+def check_fits(config: EnvConfig, seating: Seating, policy: AnyPolicy) -> None:
     """Raises ConfigError unless an environment to evaluate in has the spaces that a policy was built for.
 
     There may be more agents or fewer, where nothing that the policy acts on depends on their number.
     """
-    expected, many = specs_of(policy), not isinstance(found, EnvSpec)
-    if many == isinstance(expected, EnvSpec):
+    many = seating.many
+    if many == isinstance(specs_of(policy), EnvSpec):
         kind = "many agents" if many else "one agent"
         raise ConfigError(f"{config.name} is an environment of {kind}, and the policy was built for another kind")
-    theirs = {"": found} if isinstance(found, EnvSpec) else found
-    ours = {"": expected} if isinstance(expected, EnvSpec) else expected
-    acting = agents_of(policy)
-    for name, spec in ours.items():
-        own, agent = theirs[name], acting[name] if many else acting
-        seen = [WithoutState.shown(agent, x) if many else x.obs for x in (own, spec)]
+    for name, ours in by_id(policy).items():
+        own, spec = seating.by_id[name] if many else seating.specs[0], ours.spec
+        seen = [WithoutState.shown(ours.agent, x) if many else x.obs for x in (own, spec)]
         if seen[0] != seen[1] or own.action != spec.action:
-            which = f" of the agents of policy {name!r}" if name else ""
+            which = f" of the agents of policy {name!r}" if many else ""
             number = f" ({own.agents} agents at once, {spec.agents} there)" if own.agents != spec.agents else ""
             raise ConfigError(
                 f"{config.name} has observation {describe(own.obs)}, action {describe(own.action)}{which}; the policy "

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.core.batch import SampleBatch
-from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves
-from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.pool import EpisodeLog, Group
-from penstock.samplers.runners.runners import Runners
+from penstock.envs.seats import Seating
 from penstock.workers.shares import cut
 
 
-def seated(
-    runners: Runners, config: EnvConfig, B: int, T: int
-) -> tuple[tuple[EnvSpec, ...], tuple[Group, ...], EpisodeLog | None]:
-    """Specs and groups of the policies of B slots, and of many agents the log of batches of T rows."""
-    seating = config.seating
-    if seating is None:
-        return (runners.spec,), (Group(0, slice(0, B)),), None
-    groups = tuple(Group(policy, slice(0, B * n)) for policy, n in enumerate(seating.seats))
-    log = EpisodeLog.allocate(B, most_episodes(seating, T), len(seating.agents), config.all_info_keys)
-    return seating.specs, groups, log
+def side_by_side(seating: Seating, B: int) -> tuple[Group, ...]:
+    """A group for each policy, with the columns of all of its seats in B slots."""
+    return tuple(Group(policy, slice(0, B * n)) for policy, n in enumerate(seating.seats))
+
+
+def log_of(seating: Seating, B: int, T: int, info_keys: Sequence[str]) -> EpisodeLog | None:
+    """The log of batches of T rows of many agents in B slots; None where one agent acts."""
+    most, agents = seating.most_episodes(T), len(seating.agents)
+    return EpisodeLog.allocate(B, most, agents, info_keys) if seating.many else None
 
 
 def stand_still(batch: SampleBatch, row: dict[str, Tree] | None, null_action: Tree) -> int:

@@ -11,7 +11,7 @@ from penstock.core.noise import Noise
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EvaluationSource
 from penstock.samplers.live import EVAL_T
-from penstock.samplers.runners.columns import seated
+from penstock.samplers.runners.columns import log_of, side_by_side
 from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import unpack_fragment
 from penstock.samplers.runners.runners import Runners
@@ -22,11 +22,10 @@ class EvaluationRunners(EvaluationSource):
     """B evaluation slots, dealt among the runners that are alive when an evaluation begins."""
 
     def __init__(self, runners: Runners, config: EnvConfig, B: int) -> None:
-        seating = config.seating
+        seating, self.info_keys = config.seated(runners.spec), config.all_info_keys
         self._runners, self._B = runners, B
-        self.specs, self.groups, self.log = seated(runners, config, B, EVAL_T)
-        self.info_keys, self.seats = config.all_info_keys, (1,) if seating is None else seating.seats
-        self.takes_turns = seating is not None and seating.turns
+        self.specs, self.seats, self.takes_turns = seating.specs, seating.seats, seating.turns
+        self.groups, self.log = side_by_side(seating, B), log_of(seating, B, EVAL_T, self.info_keys)
         self._slots: dict[int, slice] = {}
         self._limit: int | None = None
         self._synced = False

@@ -7,13 +7,12 @@ runners may be lost, replaced, or be others when the run is resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.agents.agent import Agent, Agents
-from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch, SampleBatch, batches_of
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
@@ -95,13 +94,7 @@ class RunnersLive(Evaluates):
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents that will act, and sends each runner copies; returns examples of one step of one slot."""
         shown = [live.initialize(agents, self._buffers) for live in self._lives]
-        given: Any = agents
-        if not isinstance(given, Mapping):
-            self._agent = together([given])
-        elif len(given) == 1:
-            self._agent = together([*given.values()])
-        else:
-            self._agent = together([given[policy] for policy in self.specs])
+        self._agent = together(self._lives[-1].agents)
         return shown[-1]
 
     def evaluate(self, asked: Evaluation) -> Episodes:
@@ -142,7 +135,7 @@ class RunnersLive(Evaluates):
 
     def _measure(self, batch: SampleBatch, itr: int) -> None:
         """Notes the lag of a batch; one without a valid row has none."""
-        self._lag |= lags([*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch], itr)
+        self._lag |= lags([*batches_of(batch).values()], itr)
 
 
 class RoundsLive(RunnersLive):
@@ -235,9 +228,9 @@ class RoundsLive(RunnersLive):
             self._ahead[int(name)] = batch, Episodes(**kept["episodes"])
         if self._ahead:
             last = self._ahead[max(self._ahead)][0]
-            self._pool.follow([*last.values()] if isinstance(last, MultiAgentBatch) else [last])
+            self._pool.follow([*batches_of(last).values()])
 
 
 def batch_leaves(batch: AnyBatch) -> list[Any]:
-    """The arrays of a batch, of many agents of one policy's after the other."""
-    return tree_leaves([*batch.values()] if isinstance(batch, MultiAgentBatch) else batch)
+    """The arrays of a batch, of one policy's after the other."""
+    return tree_leaves([*batches_of(batch).values()])

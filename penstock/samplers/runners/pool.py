@@ -20,10 +20,9 @@ from penstock.core.noise import Noise
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many.hosting import most_episodes
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
 from penstock.samplers.installed import last_row
-from penstock.samplers.runners.columns import after_standing_still, seated, stand_still
+from penstock.samplers.runners.columns import after_standing_still, log_of, side_by_side, stand_still
 from penstock.samplers.runners.evaluation import EvaluationRunners
 from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import unpack_fragment
@@ -43,16 +42,15 @@ class RunnerSource(Source):
 
     def __init__(self, runners: Runners, numbers: Sequence[int], config: EnvConfig, whole: bool = True) -> None:
         self._config, T = config, runners.fragment.T
-        self.seating = seating = config.seating
+        self._seating = seating = config.seated(runners.spec)
         self.runners, self.numbers, self._whole = runners, list(numbers), whole
         start = runners.slots[self.numbers[0]].start
         self._slots = {i: slice(runners.slots[i].start - start, runners.slots[i].stop - start) for i in self.numbers}
         B = self._slots[self.numbers[-1]].stop
-        self.specs, self.groups, self.log = seated(runners, config, B, T)
-        self.info_keys, self.seats = runners.info_keys, (1,) if seating is None else seating.seats
+        self.specs, self.seats, self.takes_turns = seating.specs, seating.seats, seating.turns
+        self.info_keys, self._most = runners.info_keys, seating.most_episodes(T)
+        self.groups, self.log = side_by_side(seating, B), log_of(seating, B, T, self.info_keys)
         self._columns = {i: [columns(slots, n) for n in self.seats] for i, slots in self._slots.items()}
-        self.takes_turns = seating is not None and seating.turns
-        self._most = T + 1 if seating is None else most_episodes(seating, T)
         self.requests: dict[int, dict[int, Any]] = {}
         """Calls in flight: of each batch by runner."""
         self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
@@ -130,11 +128,8 @@ class RunnerSource(Source):
             part.began = [n + whole.tick - part.tick for n in part.began]
             if part.episode:  # native batched environments know of none: all of their slots reset next
                 whole.put(slots, part)
-            found_states = reply["agent_states"]
-            ids = None if self.seating is None else self.seating.policies
-            for policy, (there, at) in enumerate(zip(self._states, self._columns[i])):
-                mine = found_states if ids is None else found_states[ids[policy]]
-                tree_map(lambda x, y, at=at: np.copyto(x[at], y), there, mine)
+            for policy, states, at in zip(self._seating.policies, self._states, self._columns[i]):
+                tree_map(lambda x, y, at=at: np.copyto(x[at], y), states, reply["agent_states"][policy])
             whole.restarts = max(whole.restarts, part.restarts)
         return whole
 
@@ -225,18 +220,15 @@ class RunnerSource(Source):
         if self.log is not None:
             self.log.count[self._slots[i]] = 0
 
-    def _rows_of(self, batches: Sequence[SampleBatch], i: int) -> Any:
-        """The last rows of a runner's slots, as `LiveSampler.go_on` takes them."""
-        return self._by_policy([last_row(batch[:, at]) for batch, at in zip(batches, self._columns[i])])
+    def _rows_of(self, batches: Sequence[SampleBatch], i: int) -> dict[str, dict[str, Tree]]:
+        """The last row of a runner's slots, by policy id."""
+        each = zip(self._seating.policies, batches, self._columns[i])
+        return {policy: last_row(batch[:, at]) for policy, batch, at in each}
 
-    def _states_of(self, i: int) -> Any:
-        """The recurrent states of a runner's slots, in the same form."""
-        parts = zip(self._columns[i], self._states)
-        return self._by_policy([tree_map(lambda x, at=at: x[at].copy(), s) for at, s in parts])
-
-    def _by_policy(self, found: list[Any]) -> Any:
-        """The only one, or of environments of many agents one for each policy id."""
-        return found[0] if self.seating is None else dict(zip(self.seating.policies, found))
+    def _states_of(self, i: int) -> dict[str, Tree]:
+        """The recurrent states of a runner's slots, by policy id."""
+        each = zip(self._seating.policies, self._states, self._columns[i])
+        return {policy: tree_map(lambda x, at=at: x[at].copy(), states) for policy, states, at in each}
 
     def _take_over(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
@@ -244,11 +236,11 @@ class RunnerSource(Source):
             return
         slots = self._slots[i]
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
-        row, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
+        rows, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
-            for policy, mine in enumerate([row] if self.seating is None else row.values()):
-                after_standing_still(mine, self.specs[policy].null_action)
-        self._taking_over[i] = self.runners.call(i, "go_on", row, None, state.to_plain(), unknown)
+            for row, spec in zip(rows.values(), self.specs):
+                after_standing_still(row, spec.null_action)
+        self._taking_over[i] = self.runners.call(i, "go_on", rows, None, state.to_plain(), unknown)
 
 
 class RunnerServer:

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import nn
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import unpack_parameters
 from penstock.core import trace
-from penstock.core.batch import MultiAgentBatch, SampleBatch
+from penstock.core.batch import SampleBatch, batches_of
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, pack_leaves, tree_map, unpack_leaves
@@ -107,24 +107,24 @@ class Runner:
         }
 
     def pool_state(self) -> dict[str, Any]:
-        """Returns the state of every slot between two fragments, and the agents' recurrent states [B, ...]."""
+        """Returns the state of every slot between two fragments, and the recurrent states [B, ...] by policy id."""
         return {"pool": self.live.pool.get_state().to_plain(), "agent_states": self.live.agent_states()}
 
     def go_on(
         self,
-        row: dict[str, Tree],
-        agent_states: Tree,
+        rows: Mapping[str, dict[str, Tree]],
+        agent_states: Mapping[str, Tree] | None,
         pool: dict[str, Any],
         episodes: Sequence[Sequence[Any] | None],
     ) -> list[int]:
-        """Makes the next fragment follow this row; returns the slots, counted from the runner's, that were cut.
+        """Makes the next fragment follow these last rows; returns the slots, counted from the runner's, that were cut.
 
         Args:
-            agent_states: [B, ...], None for those before an episode. pool: `PoolState.to_plain()`.
+            agent_states: [B, ...] by policy id, None for those before an episode. pool: `PoolState.to_plain()`.
         """
         self._fresh, self.version = False, -1  # weights of an equal version may be others in what goes on
         known = [None if x is None else OpenEpisode(*x) for x in episodes]
-        return self.live.go_on(row, agent_states, PoolState.from_plain(pool), known)
+        return self.live.go_on(rows, agent_states, PoolState.from_plain(pool), known)
 
     def open_evaluation(
         self, B: int, first_slot: int, seed: int, episodes: list[int], max_steps: int | None = None
@@ -184,8 +184,8 @@ class Runner:
 
 
 def _packed(batch: Any, pool: BatchColumns) -> bytes | list[np.ndarray[Any, Any]]:
-    """The leaves of a batch, of many agents of every policy's, and then of the log."""
-    return pack_leaves([*batch.values(), pool.log] if isinstance(batch, MultiAgentBatch) else batch)
+    """The leaves of every policy's batch, and then of the log of many agents."""
+    return pack_leaves([*batches_of(batch).values(), *([] if pool.log is None else [pool.log])])
 
 
 def unpack_fragment(

@@ -163,4 +163,4 @@ class RunnerSampler(SamplerSettings):
 
     def _specs(self, config: EnvConfig, seed: int) -> Iterable[EnvSpec]:
         """Those of an environment that no `Plan` has looked at yet."""
-        return [check_apart(config, seed, self.inner).spec] if config.seating is None else config.seating.specs
+        return config.seating.specs if config.seating else [check_apart(config, seed, self.inner).spec]

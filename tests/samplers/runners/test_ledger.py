@@ -94,7 +94,7 @@ def test_a_checkpoint_says_when_each_episode_began_by_the_drivers_own_count(monk
         for itr in range(6):
             sampler.obtain_samples(itr)
         state = sampler.state_dict()["inner"]
-        pool, steps = state["pool"], state["row"]["obs"][:, 1]
+        pool, steps = state["pool"], state["row"]["shared"]["obs"][:, 1]
         going = [b for b in range(6) if not pool["ended"][b]]
         assert {2, 3} & set(going)
         assert pool["tick"] == 7 * 5  # with the batch ahead

@@ -11,7 +11,7 @@ from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many.hosting import Account, AgentEnvs, most_episodes
+from penstock.envs.pools.many.hosting import Account, AgentEnvs
 from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
@@ -46,7 +46,7 @@ class AgentsPool(EnvPool):
     def open_batch(self, outs: Sequence[SampleBatch], first: bool) -> None:
         """Makes `outs` the batches to write: row 0 is row T of those before, or empty, as are others."""
         previous, self._outs = self._outs, outs
-        self.log = self.account.bind(most_episodes(self.host.seating, outs[0].spec.T))
+        self.log = self.account.bind(self.host.seating.most_episodes(outs[0].spec.T))
         for p, out in enumerate(outs):
             if first:
                 tree_map(lambda x: x[0].fill(0), out.obs)

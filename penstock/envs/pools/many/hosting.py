@@ -208,8 +208,3 @@ def seating_of(config: EnvConfig) -> Seating:
             "algo=ps.Policies({...})"
         )
     return config.seating
-
-
-def most_episodes(seating: Seating, T: int) -> int:
-    """Episodes of one environment that can end in a batch of T rows: each has a step, or in turns a move."""
-    return T * sum(seating.seats) + 1 if seating.turns else (T + 1) // 2
