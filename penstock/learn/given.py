@@ -6,14 +6,13 @@ from typing import Any
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch, batches_of
 from penstock.core.errors import ConfigError
-from penstock.learn.policy import Policy
-from penstock.learn.policy_set import PolicySet
+from penstock.learn.policy_set import AnyPolicy, PolicySet
 
 
 def check_given(policy: Any, batch: Any, what: str = "train_one_step") -> None:
     """Raises ConfigError unless these are a live policy, and a batch of at least one row that it may learn from."""
     several = isinstance(policy, PolicySet)
-    if not several and not isinstance(policy, Policy):
+    if not isinstance(policy, AnyPolicy):
         raise ConfigError(f"{what} got {_policy_text(policy)}")
     if what == "train_on_replay" and (several or policy.replay_schedule is None):
         one = "policies by id; expected one of them, policies[id], and its own batch, batch[id]"

@@ -18,7 +18,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, PolicySet, agents_of, each
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, each
 from penstock.processes.forking import end_ahead
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
@@ -219,7 +219,7 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
 
     Checks every policy that learns; of several the message names the one that does not fit.
     """
-    algos: Mapping[str, Any] = getattr(algo, "algos", {}) if isinstance(policy, PolicySet) else {}
+    algos: Mapping[str, Any] = getattr(algo, "algos", {})
     for name, own in each(policy).items():
         try:
             check_teacher(algos.get(name, algo), settings, own.replay_schedule is not None)

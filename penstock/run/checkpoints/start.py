@@ -13,7 +13,7 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import SHARED, EnvSpec, describe
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, PolicySet, by_id, parameters
+from penstock.learn.policy_set import AnyPolicy, by_id, parameters
 from penstock.run.files.inits import Init, read
 
 
@@ -48,7 +48,7 @@ class Start:
             policy.load_parameters(dict(self.whole or {}))
             return
         here = by_id(policy)
-        game = policy if isinstance(policy, PolicySet) and isinstance(policy.settings, SelfPlay) else None
+        game: Any = policy if isinstance(policy.settings, SelfPlay) else None
         only = MAIN if game is not None else next(iter(here))
         for name, source in self.sources.items():
             if not name and len(here) > 1 and game is None:

@@ -15,8 +15,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
 from penstock.core.noise import env_seed
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, as_env_config, with_added
-from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.learn.policy_set import AnyPolicy
 from penstock.run.entry import open_policy
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, seated_for
@@ -53,7 +52,7 @@ def evaluate(
     Raises:
         ConfigError: the environment's spaces are not those that the policy was built for.
     """
-    if not isinstance(policy, (Policy, PolicySet)):
+    if not isinstance(policy, AnyPolicy):
         rest: dict[str, Any] = {"max_steps": max_steps, "trust": trust, "env_options": env_options}
         return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, **rest)[0]
     if env is None:

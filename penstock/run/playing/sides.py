@@ -10,7 +10,7 @@ from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, describe
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.learn.policy_set import AnyPolicy, by_id, each
 from penstock.run.playing.opponents import RandomAgent, ScriptedAgent, WithoutState
 
 
@@ -47,22 +47,21 @@ class Side:
 
 def playing(policy: AnyPolicy, agent: str) -> tuple[str, Policy]:
     """Who of a run plays an agent, by its id: by the run's mapping where it is a dict, else the first that learns."""
-    if not isinstance(policy, PolicySet):
-        return "", policy
     mapping = getattr(policy.settings, "policy_mapping_fn", None)
     if isinstance(mapping, Mapping) and agent in mapping:
-        return mapping[agent], policy[mapping[agent]]
-    return next(iter(policy.trained.items()))
+        return mapping[agent], by_id(policy)[mapping[agent]]
+    return next(iter(each(policy).items()))
 
 
 def _chosen(policy: AnyPolicy, agent: str) -> str:
     """How an error ends where one of several policies was chosen for an agent that no mapping as a dict names."""
-    if not isinstance(policy, PolicySet) or len(policy) < 2 or not hasattr(policy.settings, "policy_mapping_fn"):
+    ids, settings = list(by_id(policy)), policy.settings
+    if len(ids) < 2 or not hasattr(settings, "policy_mapping_fn"):
         return ""
-    mapping = policy.settings.policy_mapping_fn
+    mapping = getattr(settings, "policy_mapping_fn", None)
     if isinstance(mapping, Mapping) and agent in mapping:
         return ""
     return (
-        f": only a policy_mapping_fn that is a dict says here which of {list(policy)} plays an agent, else the first "
+        f": only a policy_mapping_fn that is a dict says here which of {ids} plays an agent, else the first "
         "that learns does; train with a dict"
     )
