@@ -382,7 +382,7 @@ class Trainer:
             return "no run directory to save the batch in"
         path = self.run_dir / "crash" / f"batch-{self.itr}.npz"
         batches = batches_of(batch)
-        names = [name.strip("[]").replace("][", "/").replace("'", "") for name in tree_paths(batches)]
+        names = [name.strip("[]").replace("][", "/").replace("'", "").lstrip("/") for name in tree_paths(batches)]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             np.savez(path, **dict(zip(names, tree_leaves(as_arrays(batches)))))

@@ -193,7 +193,7 @@ class AsyncLive(Evaluates):
         self._take_results()
         batches, episodes = self._batches[itr % len(self._batches)], self._results.pop(itr)
         self._next = itr + 1
-        if self._installed.seating.many:
+        if self._installed.many:
             self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
         else:
             self._opened += batches[0].first[1:].sum(0)

@@ -44,6 +44,8 @@ class Installed:
         total_slots: int | None,
     ) -> None:
         self._batch_spec, self._info_keys, self.seating = batch_spec, info_keys, seating
+        self.many = seating.many
+        """Batches are MultiAgentBatch."""
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if first_slot < 0 or self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(
@@ -147,7 +149,7 @@ class Installed:
         Args:
             seats: of each policy in one environment, where evaluations have others than training.
         """
-        if not self.seating.many:
+        if not self.many:
             return batches[0]
         environments: int | None = None
         if self.seating.turns:  # one agent moves at a time

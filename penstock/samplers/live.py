@@ -12,7 +12,7 @@ from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.spec import SHARED, BatchSpec, EnvSpec
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
@@ -144,7 +144,7 @@ class LiveSampler(Evaluates):
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
-        batches, buffer, installed = self._filled, itr % len(self._buffers), self._installed
+        batches, buffer = self._filled, itr % len(self._buffers)
         for bounds, limits, batch in zip(self._bounds, self._limits[buffer], batches):
             if isinstance(bounds, TensorBounds):
                 bounds.look(batch)
@@ -156,14 +156,14 @@ class LiveSampler(Evaluates):
             self._collected = True
             self._account.begin(self.pool, buffer)
         episodes = self._account.record(self.pool, buffer)
-        return installed.together(batches) if installed.seating.many else batches[0], episodes
+        return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
         """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
-        return self._installed.together(self._filled)
+        return self._installed.together(self._filled) if self._installed.many else self._filled[0]
 
     def _begun(self, itr: int, version: int) -> tuple[Any, ...]:
         """The arguments of the loop that fills the buffers of batch `itr`."""
@@ -311,6 +311,8 @@ class LiveSampler(Evaluates):
         if not state["collected"]:
             return
         self._filled = self._buffers[itr % len(self._buffers)]
+        if not self._installed.many and SHARED not in state["row"]:  # as checkpoints once were
+            state |= {name: {SHARED: state.get(name, 0)} for name in ("row", "agent_states", "out_of_bounds")}
         rows = state["row"]
         if rows.keys() != self.specs.keys():
             raise CheckpointError(

@@ -122,7 +122,8 @@ def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Origin:
 
 def _algorithm(policy: AnyPolicy) -> str:
     """The class of a run's algorithm."""
-    return type(by_id(policy).get(SHARED, policy).settings).__name__
+    policies = by_id(policy)
+    return type((policies[SHARED] if list(policies) == [SHARED] else policy).settings).__name__
 
 
 def _load(policy: Policy, name: str, source: Origin) -> None:

@@ -214,11 +214,11 @@ class EnvRunner:
         self._version = version
 
     def follow(self, rows: Mapping[str, dict[str, Tree]], itr: int, episodes: int) -> None:
-        """Makes the next fragment follow these last rows of a runner that is lost: every slot resets into a new episode.
+        """Makes the next fragment follow these last rows of a lost runner: every slot resets into a new episode.
 
         Args:
-            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: that each
-                slot has begun, at most; the next one has the number after.
+            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: that each slot has
+                begun, at most; the next one has the number after.
         """
         B = self._plan.fragment.B
         self._acting.live.go_on(rows, None, PoolState.resetting([episodes] * B), [None] * B)

@@ -91,7 +91,7 @@ def test_weights_by_policy() -> None:
     one.close()
     other.close()
     single = ps.EnvRunner(ps.Experiment("CartPole-v1", PPO, ps.SerialSampler(4, 2)))
-    with pytest.raises(ps.ConfigError, match=r"this runner has one policy without an id"):
+    with pytest.raises(ps.ConfigError, match=r"no policy 'a' here; known: shared"):
         single.get_weights("a")
     single.close()
 
