@@ -282,6 +282,11 @@ AnyBatch: TypeAlias = Any
 """A SampleBatch, or a MultiAgentBatch where environments have many agents."""
 
 
+def batches_of(batch: AnyBatch) -> list[SampleBatch]:
+    """The batches of all policies, or the only one."""
+    return [*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch]
+
+
 def allocate_batch(
     env: EnvSpec, spec: BatchSpec, info: Tree = None, state: Tree = None, env_info: Sequence[str] = ()
 ) -> SampleBatch:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
+from penstock.core.batch import AnyBatch, batches_of
 from penstock.core.joining import concat_samples
 from penstock.core.tree import Tree
 from penstock.samplers.installed import Installed, last_row
@@ -27,7 +27,7 @@ class Fragments:
         """A batch with the columns of all runners; those of a runner that is not among these stand still, not valid."""
         parts = [fragments[i] if i in fragments else self._missing(i) for i in range(self._runners)]
         for i, fragment in enumerate(parts):
-            self._rows[i] = [last_row(batch) for batch in _batches(fragment)]
+            self._rows[i] = [last_row(batch) for batch in batches_of(fragment)]
         return concat_samples(parts)
 
     def last_row(self, i: int) -> Any:
@@ -43,7 +43,3 @@ class Fragments:
         for batch, row, spec in zip(batches, rows, self._installed.specs.values()):
             stand_still(batch, row, spec.null_action)
         return self._installed.together(batches)
-
-
-def _batches(fragment: AnyBatch) -> Iterable[SampleBatch]:
-    return fragment.values() if isinstance(fragment, MultiAgentBatch) else [fragment]
