@@ -282,9 +282,9 @@ AnyBatch: TypeAlias = Any
 """A SampleBatch, or a MultiAgentBatch where environments have many agents."""
 
 
-def batches_of(batch: AnyBatch) -> list[SampleBatch]:
-    """The batches of all policies, or the only one."""
-    return [*batch.values()] if isinstance(batch, MultiAgentBatch) else [batch]
+def batches_of(batch: AnyBatch) -> Mapping[str, SampleBatch]:
+    """The batch of each policy by its id; a SampleBatch has the id ""."""
+    return batch.policy_batches if isinstance(batch, MultiAgentBatch) else {"": batch}
 
 
 def allocate_batch(

@@ -25,7 +25,7 @@ from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
 from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
-from penstock.samplers.accounts.slots import EpisodeStats, Journal
+from penstock.samplers.accounts.states import LiveState, State
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -137,17 +137,14 @@ class AsyncLive(Evaluates):
         most = T * sum(installed.seats) + 1 if installed.turns else T + 1
         pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.policies
-        state = {
-            "collected": done > ahead.first,
-            "pool": pool.to_plain(),
-            "row": dict(zip(ids, rows)) if installed.many else rows[0],
-            "agent_states": None,
-            "stats": EpisodeStats(B, 0.0).state_dict(),
-            "journal": Journal(B, 0).state_dict(),
-            "out_of_bounds": {**dict.fromkeys(ids, 0), ids[0]: outside} if installed.many else outside,
-        }
+        state = LiveState.resetting(
+            pool,
+            collected=done > ahead.first,
+            row=dict(zip(ids, rows)) if installed.many else rows[0],
+            out_of_bounds={**dict.fromkeys(ids, 0), ids[0]: outside} if installed.many else outside,
+        )
         self._opened += most
-        self._continues = SetInner(state, done)
+        self._continues = SetInner(state.to_plain(), done)
 
     # The live sampler.
 
@@ -238,6 +235,14 @@ class AsyncLive(Evaluates):
         self._ahead.load_state_dict(state)
         self._opened = state["opened"].copy()
         self._block[control.SENT] = self._ahead.released
+
+    def join_states(self, states: Sequence[State]) -> State:
+        """The state of one sampler of all slots, as `Divisible.join_states`."""
+        return self._ahead.join_states(states)
+
+    def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`."""
+        return self._ahead.split_state(state, slots)
 
     def shutdown(self) -> None:
         """Ends the process tree. A second call does nothing."""

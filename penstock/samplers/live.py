@@ -21,6 +21,7 @@ from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.playing import LogPlay, Play
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
+from penstock.samplers.accounts.states import LiveState
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.installed import Buffers, Installed, last_row
@@ -291,14 +292,14 @@ class LiveSampler(Evaluates):
         training = self._started()
         rows = [last_row(batch) for batch in self._filled]
         counts = [bounds.count for bounds in self._bounds]
-        return {
-            "collected": self._collected,
-            "pool": self.pool.get_state().to_plain(),
-            "row": dict(zip(self._ids, rows)) if self._ids else rows[0],
-            "agent_states": training.get_states(),
+        return LiveState(
+            collected=self._collected,
+            pool=self.pool.get_state(),
+            row=dict(zip(self._ids, rows)) if self._ids else rows[0],
+            agent_states=training.get_states(),
             **self._account.state_dict(),
-            "out_of_bounds": dict(zip(self._ids, counts)) if self._ids else counts[0],
-        }
+            out_of_bounds=dict(zip(self._ids, counts)) if self._ids else counts[0],
+        ).to_plain()
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored.
@@ -321,13 +322,12 @@ class LiveSampler(Evaluates):
                 )
         self._collected = True
         self._account.load_state_dict(state)
-        # Which 0.1.0 did not count.
-        for bounds, count in zip(self._bounds, self._by_policy(state.get("out_of_bounds", 0))):
+        kept = LiveState.from_plain(state)
+        for bounds, count in zip(self._bounds, self._by_policy(kept.out_of_bounds)):
             bounds.count = count
-        faults = state.get("faults", {})  # where 0.1.0 put them
-        pool = PoolState.from_plain({"faults": faults, **state["pool"]})
-        episodes = self._account.open_episodes()
-        self.cut_slots = self.go_on(state["row"], state["agent_states"], pool, episodes)
+        self.cut_slots = self.go_on(kept.row, kept.agent_states, kept.pool, self._account.open_episodes())
+
+    join_states, split_state = staticmethod(LiveState.join_states), staticmethod(LiveState.split_state)
 
     def go_on(
         self, row: dict[str, Tree], agent_states: Tree, pool: PoolState, episodes: Sequence[OpenEpisode | None]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.tree import tree_leaves
 from penstock.samplers.accounts.lag import lags
-from penstock.samplers.episodes import Episodes
+from penstock.samplers.accounts.states import LiveState, State, check_slots, columns_of
+from penstock.samplers.episodes import Episodes, join_episodes
 
 
 class Ahead:
@@ -110,6 +114,50 @@ class Ahead:
         self.waiting = {int(itr): Episodes(**kept["episodes"]) for itr, kept in state["waiting"].items()}
         for itr, kept in state["waiting"].items():
             self.write(int(itr), kept["rows"])
+
+    def join_states(self, states: Sequence[State]) -> State:
+        """The state of one sampler of all slots, as `Divisible.join_states`; what collects is a LiveSampler."""
+        first = states[0]
+        if not first["released"]:
+            return first
+        starts = np.cumsum([0] + [len(x["opened"]) for x in states]).tolist()
+        waiting: State = {}
+        for itr in first["waiting"]:
+            kept = [x["waiting"][itr] for x in states]
+            rows = [np.concatenate(xs, axis) for *xs, axis in zip(*(x["rows"] for x in kept), self._axes())]
+            episodes = [Episodes(**x["episodes"]).numbered(start) for x, start in zip(kept, starts)]
+            waiting[itr] = {"rows": rows, "episodes": join_episodes(episodes).to_plain()}
+        inner = LiveState.join_states([x["inner"] for x in states])
+        opened = np.concatenate([x["opened"] for x in states])
+        return {**first, "inner": inner, "waiting": waiting, "opened": opened}
+
+    def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`.
+
+        Raises:
+            CheckpointError: it is of another number of slots, or of batches ahead.
+        """
+        if state.get("released") == 0:
+            return [state] * len(slots)
+        self.check(state)
+        total = len(state["opened"])
+        check_slots(total, slots)
+        parts: list[State] = []
+        for at, inner in zip(slots, LiveState.split_state(state["inner"], slots)):
+            waiting: State = {}
+            for itr, kept in state["waiting"].items():
+                rows = [columns_of(x, at, total, axis) for x, axis in zip(kept["rows"], self._axes())]
+                waiting[itr] = {"rows": rows, "episodes": Episodes(**kept["episodes"]).of_slots(at).to_plain()}
+            parts.append({**state, "inner": inner, "waiting": waiting, "opened": state["opened"][at]})
+        return parts
+
+    def _axes(self) -> list[int]:
+        """Of each array of a batch that waits the axis of its slots."""
+        axes: list[int] = []
+        for batch in self.buffer(0):
+            for f in fields(batch):  # pyright: ignore[reportArgumentType]
+                axes += [0 if f.name == "state" else 1 for _ in tree_leaves(getattr(batch, f.name))]
+        return axes
 
 
 def waiting_state(batches: Sequence[SampleBatch], episodes: Episodes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Fragments:
         """A batch with the columns of all runners; those of a runner that is not among these stand still, not valid."""
         parts = [fragments[i] if i in fragments else self._missing(i) for i in range(self._runners)]
         for i, fragment in enumerate(parts):
-            self._rows[i] = [last_row(batch) for batch in batches_of(fragment)]
+            self._rows[i] = [last_row(batch) for batch in batches_of(fragment).values()]
         return concat_samples(parts)
 
     def last_row(self, i: int) -> Any:

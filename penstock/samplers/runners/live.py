@@ -7,7 +7,7 @@ runners may be lost, replaced, or be others when the run is resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
 from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
+from penstock.samplers.accounts.states import State
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.packing import together
@@ -97,7 +98,7 @@ class RunnersLive(Evaluates):
         n = self._buffers
         shown = [live.initialize(agents, n) for live in self._lives]
         for live, queue in zip(self._lives, self._queues):
-            queue.attach([batches_of(live.buffer(k)) for k in range(n)])
+            queue.attach([[*batches_of(live.buffer(k)).values()] for k in range(n)])
         given: Any = agents
         if not isinstance(given, Mapping):
             self._agent = together([given])
@@ -162,16 +163,15 @@ class RoundsLive(RunnersLive):
         agent, ahead = self._acting(), self._ahead
         if not self._depth:
             ahead.next = ahead.released = itr  # batches of any number
-        released = ahead.release(itr, itr)
         self.runners.welcome()
         weights, begun = self.runners.publish(agent), time.perf_counter()
-        for k in released:
+        for k in ahead.release(itr, itr):
             calls = self._pool.requests[k] = {}
             for i in self.runners.alive:  # in process the runner collects here, some hops above `env.step`
                 calls[i] = self.runners.backend.call(self.runners.handles[i], "fill", k, itr, weights)
         self._pool.times["group/send_ms"] = (time.perf_counter() - begun) * 1e3
-        self._collect(itr)
-        self._last, episodes = self._live.buffer(itr), ahead.take()
+        self._last = self._live.buffer(itr) if itr in ahead.waiting else self._collect(itr)
+        episodes = ahead.take()
         if self._depth:
             ahead.measure(itr)
         return self._last, episodes
@@ -188,7 +188,8 @@ class RoundsLive(RunnersLive):
         if not self._ahead.released:
             return {"released": 0}
         for itr in range(self._ahead.next, self._ahead.released):
-            self._collect(itr)
+            if itr not in self._ahead.waiting:
+                self._collect(itr)
         inner = self._live.state_dict()
         return self._ahead.state_dict(inner, np.array(inner["pool"]["episode"], np.int64))
 
@@ -203,7 +204,15 @@ class RoundsLive(RunnersLive):
         if self._depth:
             self._ahead.load_state_dict(state)
 
-    def _collect(self, itr: int) -> None:
-        """Waits for a batch that was released, unless it has come already."""
-        if itr not in self._ahead.waiting:
-            self._ahead.waiting[itr] = self._live.obtain_samples(itr, self._ahead.versions.pop(itr))[1]
+    def join_states(self, states: Sequence[State]) -> State:
+        """The state of one sampler of all slots, as `Divisible.join_states`."""
+        return (self._ahead if self._depth else self._live).join_states(states)
+
+    def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`."""
+        return (self._ahead if self._depth else self._live).split_state(state, slots)
+
+    def _collect(self, itr: int) -> AnyBatch:
+        """Waits for a batch that was released, and returns it."""
+        batch, self._ahead.waiting[itr] = self._live.obtain_samples(itr, self._ahead.versions.pop(itr))
+        return batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.batch import AnyBatch, batches_of
@@ -73,7 +72,7 @@ class ReadyLive(RunnersLive):
             self._request(i, weights, itr)
         self._count += 1
         self._served[i], self._last = self._count, batch
-        self._lag |= lags(batches_of(batch), itr)
+        self._lag |= lags([*batches_of(batch).values()], itr)
         return batch, episodes
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,7 +89,8 @@ class ReadyLive(RunnersLive):
             "numbers": [queue.next for queue in self._queues],
             "faults": dict(self.runners.faults.counts),
             "waiting": [
-                {"runner": i, **waiting_state(batches_of(batch), episodes)} for i, batch, episodes in self._waiting
+                {"runner": i, **waiting_state([*batches_of(batch).values()], episodes)}
+                for i, batch, episodes in self._waiting
             ],
         }
 
@@ -168,4 +168,4 @@ class ReadyLive(RunnersLive):
         number, queue.next = queue.next, queue.next + 1  # before the runner may be lost, with what else it owes
         batch, episodes = self._lives[i].obtain_samples(number, queue.versions.pop(number))
         self._since[i] = time.monotonic()
-        return batch, replace(episodes, slot=episodes.slot + i * self.batch_spec.B)
+        return batch, episodes.numbered(i * self.batch_spec.B)
