@@ -66,7 +66,8 @@ IN_RATIO = "tests/replay/test_schedule.py"
 IN_MANY, IN_REPLAYS, IN_STATES = (
     "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/learners/test_states.py -k 'not async'"
 )  # fmt: skip
-STATES, IN_CHILD = "run/learners/states.py", "tests/processes/test_child.py"
+STATES, IN_CHILD = "samplers/accounts/states.py", "tests/processes/test_child.py"
+AHEAD, IN_AHEAD = "samplers/accounts/ahead.py", "tests/samplers/test_ahead.py"
 REDUCTION, COLUMNS, MINIBATCH, PEERS = (
     "learn/reduction.py", "learn/columns.py", "learn/rows/minibatch.py", "replay/peers.py"
 )  # fmt: skip
@@ -239,9 +240,15 @@ MUTATIONS = (
     Mutation("learners: noise of the first units", PEERS, "is None else noise[index]", "is None else noise[: len(index)]", IN_REPLAYS),
     Mutation("learners: only own steps are collected", REPLAY, "added = int(peers.summed(np.array(added)))", "pass", IN_REPLAYS),
     Mutation("learners: R2D1's loss counts rows that it leaves out", R2D1, ", rows=valid.sum())", ")", IN_REPLAYS),
-    Mutation("learners: faults are restored on every rank", STATES, "pool if rank == 0 else", "pool if True else", IN_STATES),
-    Mutation("learners: every part is that of the first slots", STATES, '"journal": list(state["journal"])[own]',
-             '"journal": list(state["journal"])[: own.stop - own.start]', IN_STATES),
+    Mutation("learners: faults are restored on every rank", "envs/pools/pool.py", "restarts=self.restarts)",
+             "restarts=self.restarts, faults=self.faults)", IN_STATES),
+    Mutation("learners: every part is that of the first slots", STATES, "journal=journal[at]",
+             "journal=journal[: at.stop - at.start]", IN_STATES),
+    Mutation("learners: ticks of joined pools are each its own", "envs/pools/pool.py", "n + parts[0].tick - part.tick for",
+             "n for", "tests/envs/pools/test_pool.py"),
+    Mutation("ahead: one batch less is released", AHEAD, "itr + self.depth + 1)", "itr + max(self.depth, 1))", IN_AHEAD),
+    Mutation("ahead: what a lost runner owes is not asked for again", AHEAD, "self.released = self.next\n", "pass\n", IN_AHEAD),
+    Mutation("ahead: waiting episodes keep the slots of the whole", AHEAD, ".of_slots(at)", "", "tests/run/learners/test_states.py"),
     Mutation("children: a fork of the parent keeps them alive", "processes/tether.py", "os.close(self._held)", "pass", IN_CHILD),
     Mutation("children: kept output grows", "processes/child.py", "os.ftruncate(self._output, 0)", "pass", IN_CHILD),
     Mutation("children: leavings stay", "processes/killing.py", "    for _ in range(_ROUNDS):", "    for _ in range(0):", IN_CHILD),

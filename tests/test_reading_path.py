@@ -23,7 +23,7 @@ FRAMES_FROM_REPLAY = 5
 FILES_FROM_REPLAY = 27
 OVER_RUNNERS = {"ppo-runners"}
 FRAMES_OVER_RUNNERS = 9
-FILES_OVER_RUNNERS = 29
+FILES_OVER_RUNNERS = 30
 PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
 """Optional parts chosen, each a file of its own."""
 NET = ps.Net(hidden=(16,), activation="relu")

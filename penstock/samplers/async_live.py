@@ -14,7 +14,6 @@ import torch
 from penstock.agents.agent import Agent, Agents
 from penstock.agents.parameters import copy_parameters, parameters_of
 from penstock.core.batch import AnyBatch, SampleBatch
-from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.slab import places, share, view
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_map
@@ -24,9 +23,9 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
+from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
-from penstock.samplers.accounts.lag import lags
-from penstock.samplers.accounts.slots import EpisodeStats, Journal
+from penstock.samplers.accounts.states import LiveState, State
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -69,7 +68,8 @@ class AsyncLive(Evaluates):
         total_slots: int | None = None,
     ) -> None:
         inner = settings.inner
-        self.batch_spec, self._depth, self._exact = inner.spec, settings.depth, settings.weights == "exact"
+        self.batch_spec, self._exact = inner.spec, settings.weights == "exact"
+        self._ahead = Ahead(settings.depth)
         self._workers, self._name, self._env_name = workers, f"{type(inner).__name__} on {config.name}", config.name
         self._seed, self._evaluation_seed = seed, seed
         self._make = MakeInner(
@@ -78,12 +78,8 @@ class AsyncLive(Evaluates):
         self._block = workers.control.blocks[0]
         self._attached: AttachInner | None = None
         self._continues: SetInner | None = None
-        self._next = self._first = 0
-        self._released = 0
-        self._results: dict[int, Episodes] = {}
         self._metrics: dict[str, float] = {}
         self._opened = np.zeros(inner.spec.B, np.int64)
-        self._batches: list[list[SampleBatch]] = []  # of each buffer, one for each policy
         self._kept: dict[int, list[SampleBatch]] = {}  # by number, while a new process makes the buffers anew
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
@@ -112,8 +108,8 @@ class AsyncLive(Evaluates):
         fd, size = self._workers.slabs[LEDGERS[evaluation]], 8 * LEDGER_WORDS
         ledger = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
         action = None
-        if doing == STEPPING and self._in_batch(block) and not evaluation and len(self._batches[0]) == 1:
-            (batch,), row = self._batches[block[control.DONE] % len(self._batches)], self._row(mark)
+        if doing == STEPPING and self._in_batch(block) and not evaluation and not self._installed.many:
+            (batch,), row = self._ahead.buffer(block[control.DONE]), self._row(mark)
             action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
         return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
 
@@ -125,7 +121,8 @@ class AsyncLive(Evaluates):
         done = self._block[control.DONE]
         if not done and self._continues is not None:
             done = self._continues.done  # it died before it had gone on from there
-        if self._attached is None or not self._batches:
+        ahead = self._ahead
+        if not ahead.buffers:
             return
         B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
         mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
@@ -133,23 +130,20 @@ class AsyncLive(Evaluates):
             stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
             self._workers.faults.counts["lost_steps"] += stepped
         if not self._kept:  # else it died before they were put back
-            for itr in range(max(min(self._next, done) - 1, 0), max(done, 1)):
-                self._kept[itr] = [batch.copy() for batch in self._batches[itr % len(self._batches)]]
+            for itr in range(max(min(ahead.next, done) - 1, 0), max(done, 1)):
+                self._kept[itr] = [batch.copy() for batch in ahead.buffer(itr)]
         rows = [last_row(batch) for batch in self._kept[max(done - 1, 0)]]
         most = installed.seating.most_episodes(T)  # that can have begun in the batch that was lost
         pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies
-        state = {
-            "collected": done > self._first,
-            "pool": pool.to_plain(),
-            "row": installed.by_id(rows),
-            "agent_states": None,
-            "stats": EpisodeStats(B, 0.0).state_dict(),
-            "journal": Journal(B, 0).state_dict(),
-            "out_of_bounds": {**dict.fromkeys(ids, 0), ids[0]: outside},
-        }
+        state = LiveState.resetting(
+            pool,
+            collected=done > ahead.first,
+            row=installed.by_id(rows),
+            out_of_bounds={**dict.fromkeys(ids, 0), ids[0]: outside},
+        )
         self._opened += most
-        self._continues = SetInner(state, done)
+        self._continues = SetInner(state.to_plain(), done)
 
     # The live sampler.
 
@@ -157,7 +151,7 @@ class AsyncLive(Evaluates):
         """Takes the agents whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
         shown = self._installed.take(agents)
         taken, seating = self._installed.agents, self._installed.seating
-        n = self._depth + 2
+        n = self._ahead.depth + 2
         example = [batch for _ in range(n) for batch in self._installed.allocate()]
         arrays = [{name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()} for agent in taken]
         where, there = share(self._workers.slabs[PARAMETERS], [arrays] * (n + 1), f"{n + 1} copies of the parameters")
@@ -167,10 +161,10 @@ class AsyncLive(Evaluates):
         size = 1 << 16
         size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys)) * (1 + len(seating.agents))
         copies = [copy.deepcopy(agent).cpu() for agent in taken]
-        self._attached = AttachInner(self._installed.by_id(copies), where, n, self._depth, self._exact, size)
+        self._attached = AttachInner(self._installed.by_id(copies), where, n, self._ahead.depth, self._exact, size)
         self._workers.call([[self._attached]])
         there = view(self._workers.slabs[BATCHES], places(example)[0])
-        self._batches = [there[k : k + len(taken)] for k in range(0, len(there), len(taken))]
+        self._ahead.attach([there[k : k + len(taken)] for k in range(0, len(there), len(taken))])
         return shown
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
@@ -179,25 +173,21 @@ class AsyncLive(Evaluates):
         Raises:
             EnvWorkerError: an environment raised or broke its contract. ConfigError: `itr` is not the next one.
         """
-        agents = self._installed.agents
-        if itr != self._next and self._released:
-            raise ConfigError(
-                f"obtain_samples({itr}) where batch {self._next} is next: an AsyncSampler works ahead, so batches "
-                "are numbered one after the other"
-            )
-        if not self._released:
-            self._block[control.DONE] = self._next = self._first = itr  # before anything was asked for
-        self._publish(agents, itr)
-        self._release(itr)
+        agents, ahead = self._installed.agents, self._ahead
+        if not ahead.released:
+            self._block[control.DONE] = itr  # before anything was asked for
+        ahead.release(itr, itr)
+        self._write(agents, itr % (ahead.depth + 2))
+        self._block[NEWEST] = itr
+        self._ask_for_released()
         self._workers.wait(lambda: self._ready(itr))
         self._take_results()
-        batches, episodes = self._batches[itr % len(self._batches)], self._results.pop(itr)
-        self._next = itr + 1
+        batches, episodes = ahead.buffer(itr), ahead.take()
         if self._installed.many:
             self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
         else:
             self._opened += batches[0].first[1:].sum(0)
-        self._metrics |= lags(batches, itr)
+        ahead.measure(itr)
         return self._installed.together(batches), episodes
 
     def evaluate(self, asked: Evaluation) -> Episodes:
@@ -214,12 +204,12 @@ class AsyncLive(Evaluates):
 
     def metrics(self) -> dict[str, float]:
         """`sampler/lag` of the last batch in training steps, the inner sampler's metrics, and faults."""
-        return {**self._metrics, **self._workers.faults.metrics()}
+        return {**self._metrics, **self._ahead.lag, **self._workers.faults.metrics()}
 
     @property
     def last_batch(self) -> AnyBatch:
         """The buffer that the last `obtain_samples` returned."""
-        return self._installed.together(self._batches[(self._next - 1) % len(self._batches)])
+        return self._installed.together(self._ahead.buffer(self._ahead.next - 1))
 
     def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
@@ -227,45 +217,30 @@ class AsyncLive(Evaluates):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches: the inner sampler's state after the batches ahead, and those batches."""
-        if not self._released:
+        if not self._ahead.released:
             return {"released": 0}
-        self._workers.wait(lambda: self._ready(self._released - 1))
+        self._workers.wait(lambda: self._ready(self._ahead.released - 1))
         self._take_results()
-        inner = self._ask(GetInner())
-        waiting = {
-            str(itr): {
-                "rows": [x.copy() for x in tree_leaves(self._batches[itr % len(self._batches)])],
-                "episodes": e.to_plain(),
-            }
-            for itr, e in sorted(self._results.items())
-        }
-        return {
-            "released": self._released,
-            "next": self._next,
-            "inner": inner,
-            "waiting": waiting,
-            "opened": self._opened.copy(),
-        }
+        return self._ahead.state_dict(self._ask(GetInner()), self._opened.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
         if not state["released"]:
             return
-        if state["released"] - state["next"] != self._depth:
-            raise CheckpointError(
-                f"the checkpoint holds {state['released'] - state['next']} batches ahead; this sampler has depth="
-                f"{self._depth}"
-            )
-        self._released, self._next = state["released"], state["next"]
+        self._ahead.check(state)
         self._block[control.SENT] = 0
-        self.cut_slots = self._ask(SetInner(state["inner"], self._released))
-        for name, kept in state["waiting"].items():
-            batch = self._batches[int(name) % len(self._batches)]
-            for x, y in zip(tree_leaves(batch), kept["rows"]):
-                x[...] = y
-            self._results[int(name)] = Episodes(**kept["episodes"])
+        self.cut_slots = self._ask(SetInner(state["inner"], state["released"]))
+        self._ahead.load_state_dict(state)
         self._opened = state["opened"].copy()
-        self._block[control.SENT] = self._released
+        self._block[control.SENT] = self._ahead.released
+
+    def join_states(self, states: Sequence[State]) -> State:
+        """The state of one sampler of all slots, as `Divisible.join_states`."""
+        return self._ahead.join_states(states)
+
+    def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`."""
+        return self._ahead.split_state(state, slots)
 
     def shutdown(self) -> None:
         """Ends the process tree. A second call does nothing."""
@@ -287,32 +262,25 @@ class AsyncLive(Evaluates):
     def _put_back(self) -> None:
         """Writes the batches that were whole when a process died into the buffers, which the new one made anew."""
         for itr, batches in self._kept.items():
-            for out, batch in zip(self._batches[itr % len(self._batches)], batches):
-                for x, y in zip(tree_leaves(out), tree_leaves(batch)):
-                    x[...] = y
+            self._ahead.write(itr, tree_leaves(batches))
         self._kept = {}
 
     def _in_batch(self, block: Any) -> bool:
         """True if the process is collecting, and not about a message."""
-        owes = block[control.SENT] > block[control.DONE] and bool(self._batches)
+        owes = block[control.SENT] > block[control.DONE] and self._ahead.buffers > 0
         return owes and block[control.COMMAND] == block[control.DONE_COMMAND]
 
     def _row(self, mark: list[int]) -> int:
         """The row of the batch that a SerialPool steps: its ticks count those of all batches."""
         return (mark[4] - 1) % self.batch_spec.T
 
-    def _publish(self, agents: Sequence[Agent], version: int) -> None:
-        self._write(agents, version % (self._depth + 2))
-        self._block[NEWEST] = version
-
     def _write(self, agents: Sequence[Agent], place: int) -> None:
         for agent, there in zip(agents, self._published[place]):
             copy_parameters(agent, there)
 
-    def _release(self, itr: int) -> None:
-        self._released = itr + self._depth + 1
-        self._block[FIRST] = self._first
-        self._block[control.SENT] = self._released
+    def _ask_for_released(self) -> None:
+        self._block[FIRST] = self._ahead.first
+        self._block[control.SENT] = self._ahead.released
         control.fence()
         if self._block[control.SLEEPS]:
             self._workers.ring(0)
@@ -321,20 +289,18 @@ class AsyncLive(Evaluates):
         if not self._workers.workers[0].up:
             return False  # what it has done so far, it has made anew
         self._put_back()
-        if self._block[control.SENT] < self._released:  # a new process knows nothing of it
-            self._block[NEWEST] = (
-                self._next if self._next < self._released - self._depth else self._released - self._depth - 1
-            )
-            self._release(self._released - self._depth - 1)
+        if self._block[control.SENT] < self._ahead.released:  # a new process knows nothing of it
+            self._block[NEWEST] = self._ahead.released - self._ahead.depth - 1
+            self._ask_for_released()
         return self._block[control.DONE] > itr
 
     def _take_results(self) -> None:
         """Reads the episodes of every batch that is ready and has not been read."""
         assert self._attached is not None
-        for itr in range(self._next, self._block[control.DONE]):
-            if itr not in self._results:
-                at = (itr % len(self._batches)) * self._attached.result_size
+        for itr in range(self._ahead.next, self._block[control.DONE]):
+            if itr not in self._ahead.waiting:
+                at = (itr % self._ahead.buffers) * self._attached.result_size
                 fd = self._workers.slabs[RESULTS]
                 found = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
-                self._results[itr] = Episodes(**found["episodes"])
+                self._ahead.waiting[itr] = Episodes(**found["episodes"])
                 self._metrics |= found["metrics"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -208,6 +208,14 @@ class Episodes:
     def sorted_by(self, ended: Ints) -> Episodes:
         """In the order of `ended` [E], the time at which each ended, then by slot."""
         return self.at(np.lexsort((self.slot, ended)))
+
+    def numbered(self, first: int) -> Episodes:
+        """The same, their slots numbered from `first`."""
+        return replace(self, slot=self.slot + first)
+
+    def of_slots(self, slots: slice) -> Episodes:
+        """Those of some of the slots, which are numbered from 0."""
+        return self.at((self.slot >= slots.start) & (self.slot < slots.stop)).numbered(-slots.start)
 
     def at(self, index: Any) -> Episodes:
         """Those of an index, a slice or a mask [E]."""

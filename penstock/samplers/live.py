@@ -21,6 +21,7 @@ from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.playing import LogPlay, Play
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
+from penstock.samplers.accounts.states import LiveState
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.installed import Buffers, Installed, last_row
@@ -293,14 +294,14 @@ class LiveSampler(Evaluates):
         """Everything between two batches, as plain data, arrays and tensors."""
         training = self._started()
         by_id = self._installed.by_id
-        return {
-            "collected": self._collected,
-            "pool": self.pool.get_state().to_plain(),
-            "row": by_id([last_row(batch) for batch in self._filled]),
-            "agent_states": training.get_states(),
+        return LiveState(
+            collected=self._collected,
+            pool=self.pool.get_state(),
+            row=by_id([last_row(batch) for batch in self._filled]),
+            agent_states=training.get_states(),
             **self._account.state_dict(),
-            "out_of_bounds": by_id([bounds.count for bounds in self._bounds]),
-        }
+            out_of_bounds=by_id([bounds.count for bounds in self._bounds]),
+        ).to_plain()
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
         """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored.
@@ -325,10 +326,12 @@ class LiveSampler(Evaluates):
                 )
         self._collected = True
         self._account.load_state_dict(state)
+        kept = LiveState.from_plain(state)
         for policy, bounds in zip(self.specs, self._bounds):
-            bounds.count = state["out_of_bounds"][policy]
-        pool, episodes = PoolState.from_plain(state["pool"]), self._account.open_episodes()
-        self.cut_slots = self.go_on(rows, state["agent_states"], pool, episodes)
+            bounds.count = kept.out_of_bounds[policy]
+        self.cut_slots = self.go_on(kept.row, kept.agent_states, kept.pool, self._account.open_episodes())
+
+    join_states, split_state = staticmethod(LiveState.join_states), staticmethod(LiveState.split_state)
 
     def go_on(
         self,

@@ -9,7 +9,7 @@ slots counts the others' rows too, by the lengths of their episodes, and reads o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.envs.seats import Seating
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.slots import EpisodeStats
+from penstock.samplers.accounts.states import State, check_slots, columns_of, side_by_side
 from penstock.samplers.episodes import DISCOUNT, Episodes
 from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
@@ -222,6 +223,23 @@ class OfflineLive(Evaluates):
             self._show(slot, -1)
         tree_map(lambda x, y: x.copy_(torch.from_numpy(y)), self._state, state["agent_state"])
         self._stats.load_state_dict(state["stats"])
+
+    @staticmethod
+    def join_states(states: Sequence[State]) -> State:
+        """The state of one sampler of all slots, as `Divisible.join_states`: each knows the positions of all."""
+        agent_state = side_by_side([x["agent_state"] for x in states])
+        stats = EpisodeStats.join_states([x["stats"] for x in states])
+        return {**states[0], "steps": sum(x["steps"] for x in states), "agent_state": agent_state, "stats": stats}
+
+    @staticmethod
+    def split_state(state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`; steps that were played are the first one's."""
+        total = len(state["number"])
+        if state["begun"]:
+            check_slots(total, slots)
+        trees = {name: state[name] for name in ("agent_state", "stats")}
+        steps = [0 if at.start else state["steps"] for at in slots]
+        return [{**state, "steps": n, **columns_of(trees, at, total)} for n, at in zip(steps, slots)]
 
     def _blank(self) -> None:
         """Makes every row a reset row, until a step is written to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -82,6 +82,29 @@ class Sampler(Protocol):
 
     def shutdown(self) -> None:
         """Closes environments and processes. A second call does nothing."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A live sampler whose state can be divided among samplers of some of its slots each, as learners have them.
+
+    One that is not goes on from a checkpoint with as many learners only.
+    """
+
+    def join_states(self, states: Sequence[dict[str, Any]], /) -> dict[str, Any]:
+        """Returns the state of one sampler of all slots, from those of samplers of consecutive ones, in order."""
+        ...
+
+    def split_state(self, state: dict[str, Any], slots: Sequence[slice], /) -> list[dict[str, Any]]:
+        """Returns the states of samplers of these slots, from that of one sampler of all of them.
+
+        Args:
+            slots: consecutive, from 0. Counts since the run began, as of faults, are given to the first.
+
+        Raises:
+            CheckpointError: the state is of another number of slots.
+        """
+        ...
 
 
 @runtime_checkable

@@ -309,3 +309,23 @@ def test_info_keys_that_never_come_are_said_once() -> None:
     assert reported(stats, 20) == []
     (text,) = reported(EpisodeStats(4, 1.0), 30)
     assert text.startswith("info_keys 'nope' (")
+
+
+def test_joined_states_have_nan_where_a_key_was_never_reported() -> None:
+    def state(n: int, **columns: list[float]) -> dict[str, Any]:
+        sums = {"return": np.arange(n) + 0.5, "length": np.arange(n), "discounted": np.arange(n) + 0.25}
+        return {**sums, "columns": {key: np.array(x) for key, x in columns.items()}}
+
+    joined = EpisodeStats.join_states([state(2, height=[1.0, 2.0]), state(1, is_success=[3.0])])
+    assert joined["return"].tolist() == [0.5, 1.5, 0.5] and joined["length"].tolist() == [0, 1, 0]
+    assert joined["discounted"].tolist() == [0.25, 1.25, 0.25]
+    np.testing.assert_array_equal(joined["columns"]["height"], [1.0, 2.0, np.nan])
+    np.testing.assert_array_equal(joined["columns"]["is_success"], [np.nan, np.nan, 3.0])
+
+
+def test_episodes_of_some_slots_are_numbered_from_0_and_back() -> None:
+    numbers = np.arange(6)
+    episodes = Episodes(np.zeros(6), numbers, np.zeros(6), np.array([0, 3, 1, 2, 3, 4]), numbers > 2)
+    own = episodes.of_slots(slice(2, 4))
+    assert own.slot.tolist() == [1, 0, 1] and own.length.tolist() == [1, 3, 4]
+    assert own.numbered(2).slot.tolist() == [3, 2, 3]

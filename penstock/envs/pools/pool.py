@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -74,6 +75,23 @@ class PoolState:
         """Replaces these slots."""
         for name in PER_SLOT:
             getattr(self, name)[slots] = getattr(part, name)
+
+    @classmethod
+    def join(cls, parts: Sequence[PoolState]) -> PoolState:
+        """The state of all slots, from those of pools of consecutive ones, by the tick of the first; faults are summed.
+
+        Ticks differ where agents take turns, and after the workers of a pool were replaced.
+        """
+        joined: dict[str, Any] = {name: [x for part in parts for x in getattr(part, name)] for name in PER_SLOT}
+        joined["began"] = [n + parts[0].tick - part.tick for part in parts for n in part.began]
+        joined["faults"] = dict(sum((Counter(part.faults) for part in parts), Counter()))
+        return replace(parts[0], restarts=max(part.restarts for part in parts), **joined)
+
+    def split(self, slots: Sequence[slice]) -> list[PoolState]:
+        """The states of pools of these slots, of which the first has all faults."""
+        parts = [replace(self.of(at), restarts=self.restarts) for at in slots]
+        parts[0].faults = self.faults
+        return parts
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for a checkpoint; `PoolState.from_plain` is the inverse."""

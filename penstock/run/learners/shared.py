@@ -9,16 +9,18 @@ import numpy as np
 
 from penstock.agents.agent import Agents
 from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
+from penstock.core.errors import CheckpointError
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
-from penstock.run.learners.states import joined, numbered, part
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.sampler import Sampler
+from penstock.samplers.sampler import Divisible, Sampler
 
 _A_BATCH = 1 << 32
 """More than the ends of a batch."""
+_BY_RANK = "by_rank"
+"""Key of the states of all ranks' samplers where they cannot be joined."""
 _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
 """Openings of the names of metrics that count; of others the mean over ranks is shown."""
 
@@ -90,12 +92,27 @@ class SharedSampler(Evaluates):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of one sampler of all slots, the same on every rank."""
-        return joined(gathered(self._comm, self.inner.state_dict()), self._slots, self.blank_batch())
+        states = gathered(self._comm, self.inner.state_dict())
+        return self.inner.join_states(states) if isinstance(self.inner, Divisible) else {_BY_RANK: states}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """The inverse of `state_dict`, and of the state of one sampler of all slots."""
-        rank = self._comm.rank
-        self.inner.load_state_dict(part(state, rank, self._slots, self.blank_batch()))
+        """The inverse of `state_dict`, and of the state of one sampler of all slots.
+
+        Raises:
+            CheckpointError: it is of another number of slots, or of learners where it cannot be divided.
+        """
+        own = state
+        if _BY_RANK in state:
+            states = state[_BY_RANK]
+            if len(states) != len(self._slots):
+                raise CheckpointError(
+                    f"the checkpoint holds the samplers of {len(states)} learners, whose states cannot be divided "
+                    f"anew; this run has run.learners={len(self._slots)}: go on with as many"
+                )
+            own = states[self._comm.rank]
+        elif isinstance(self.inner, Divisible):
+            own = self.inner.split_state(state, self._slots)[self._comm.rank]
+        self.inner.load_state_dict(own)
         cut = gathered(self._comm, list(self.inner.cut_slots))
         self.cut_slots = [b + at.start for found, at in zip(cut, self._slots) for b in found]
 
@@ -115,7 +132,7 @@ def shared_step(step: TrainingStepFn) -> TrainingStepFn:
 
     def of_all(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
         own = step(policy, sampler, itr)
-        played = numbered(own.episodes, sampler.first_slot)
+        played = own.episodes.numbered(sampler.first_slot)
         mine = {"steps": own.env_steps, "episodes": played.to_plain(), "metrics": sampler.inner.metrics()}
         told = gathered(policy.comm, {**mine, "ended": sampler.ended(len(own.episodes))})
         sampler.told([x["metrics"] for x in told])

@@ -212,6 +212,17 @@ class EpisodeStats:
         self.columns = dict(state["columns"])
         self._unsummed.clear()
 
+    @staticmethod
+    def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The state of all slots, from those of consecutive ones; a key is NaN in those that have not reported it."""
+        keys = dict.fromkeys(key for x in states for key in x["columns"])
+        columns = {
+            key: np.concatenate([x["columns"].get(key, np.full(len(x["return"]), np.nan)) for x in states])
+            for key in keys
+        }
+        sums = {name: np.concatenate([x[name] for x in states]) for name in ("return", "length", "discounted")}
+        return {**sums, "columns": columns}
+
 
 class JournalViews:
     """Views of a batch that a journal copies from and digests, made once for each buffer."""

@@ -7,18 +7,19 @@ runners may be lost, replaced, or be others when the run is resumed.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.agents.agent import Agent, Agents
 from penstock.core.batch import AnyBatch, SampleBatch, batches_of
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec
-from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
+from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
-from penstock.samplers.accounts.lag import lags
+from penstock.samplers.accounts.states import State
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.packing import together
@@ -34,7 +35,7 @@ class RunnersLive(Evaluates):
     """Runners, and the LiveSampler that accounts for all of them, or one for each.
 
     Args:
-        parts: the runners of each LiveSampler.
+        parts: the runners of each LiveSampler. ahead: how many batches each of them may be ahead.
     """
 
     _whole = True
@@ -48,6 +49,7 @@ class RunnersLive(Evaluates):
         first_slot: int,
         total_slots: int | None,
         parts: list[range],
+        ahead: int,
     ) -> None:
         inner, n = settings.inner, settings.runners
         T, B = inner.spec
@@ -63,6 +65,7 @@ class RunnersLive(Evaluates):
         )
         """The actors, for `foreach` and the like."""
         self.batch_spec, self._depth = settings.spec, settings.depth
+        self._queues = [Ahead(ahead) for _ in parts]
         try:
             self._pools = [RunnerSource(self.runners, part, config, self._whole) for part in parts]
             self._lives = [
@@ -87,13 +90,15 @@ class RunnersLive(Evaluates):
         """By policy id; of environments of one agent one, under `shared`."""
         self._agent: Agent | None = None
         self._last: SampleBatch | None = None
-        self._lag: dict[str, float] = {}
         self.cut_slots: list[int] = []
         """Slots whose open episode could not be restored by the last `load_state_dict`."""
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents that will act, and sends each runner copies; returns examples of one step of one slot."""
-        shown = [live.initialize(agents, self._buffers) for live in self._lives]
+        n = self._buffers
+        shown = [live.initialize(agents, n) for live in self._lives]
+        for live, queue in zip(self._lives, self._queues):
+            queue.attach([[*batches_of(live.buffer(k)).values()] for k in range(n)])
         self._agent = together(self._lives[-1].agents)
         return shown[-1]
 
@@ -110,10 +115,6 @@ class RunnersLive(Evaluates):
     def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
         return self._lives[0].blank_batch()
-
-    def metrics(self) -> dict[str, float]:
-        """`group/...` times, `sampler/lag` in training steps, faults, and the metrics of the runners' samplers."""
-        return {**self._lives[0].metrics(), **self._lag}
 
     def shutdown(self) -> None:
         """Ends the runners. A second call does nothing."""
@@ -133,10 +134,6 @@ class RunnersLive(Evaluates):
             raise ConfigError("the sampler has no agent, or was shut down; call sampler.initialize(policy.agent) first")
         return self._agent
 
-    def _measure(self, batch: SampleBatch, itr: int) -> None:
-        """Notes the lag of a batch; one without a valid row has none."""
-        self._lag |= lags([*batches_of(batch).values()], itr)
-
 
 class RoundsLive(RunnersLive):
     """Batch k is fragment k of every runner, side by side; it starts when training on batch k - 1 - depth is finished.
@@ -147,10 +144,9 @@ class RoundsLive(RunnersLive):
     def __init__(
         self, settings: RunnerSampler, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None
     ) -> None:
-        super().__init__(settings, config, seed, first_slot, total_slots, [range(settings.runners)])
-        self._live, self._pool = self._lives[0], self._pools[0]
-        self._first = self._next = self._released = 0
-        self._ahead: dict[int, tuple[AnyBatch, Episodes]] = {}  # batches that a checkpoint had to wait for
+        parts = [range(settings.runners)]
+        super().__init__(settings, config, seed, first_slot, total_slots, parts, settings.depth)
+        self._live, self._pool, self._ahead = self._lives[0], self._pools[0], self._queues[0]
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Batch `itr`, valid until the next call, and the episodes that ended in it.
@@ -158,79 +154,59 @@ class RoundsLive(RunnersLive):
         Raises:
             EnvWorkerError: an environment raised or broke its contract, or runners were lost too often.
         """
-        agent = self._acting()
-        if not self._released:
-            self._first = self._next = self._released = itr
-        if itr != self._next:
-            if self._depth:
-                raise ConfigError(
-                    f"obtain_samples({itr}) where batch {self._next} is next: runners work ahead, so batches are "
-                    "numbered one after the other"
-                )
-            self._released = itr
+        agent, ahead = self._acting(), self._ahead
+        if not self._depth:
+            ahead.next = ahead.released = itr  # batches of any number
         self.runners.welcome()
         weights, begun = self.runners.publish(agent), time.perf_counter()
-        for k in range(self._released, itr + self._depth + 1):
+        for k in ahead.release(itr, itr):
             calls = self._pool.requests[k] = {}
             for i in self.runners.alive:  # in process the runner collects here, some hops above `env.step`
                 calls[i] = self.runners.backend.call(self.runners.handles[i], "fill", k, itr, weights)
         self._pool.times["group/send_ms"] = (time.perf_counter() - begun) * 1e3
-        self._released = itr + self._depth + 1
-        if itr in self._ahead:
-            batch, episodes = self._ahead.pop(itr)
-        else:
-            batch, episodes = self._live.obtain_samples(itr, max(itr - self._depth, self._first))
-        self._next, self._last = itr + 1, batch
+        self._last = self._live.buffer(itr) if itr in ahead.waiting else self._collect(itr)
+        episodes = ahead.take()
         if self._depth:
-            self._measure(batch, itr)
-        return batch, episodes
+            ahead.measure(itr)
+        return self._last, episodes
+
+    def metrics(self) -> dict[str, float]:
+        """`group/...` times, `sampler/lag` in training steps, faults, and the metrics of the runners' samplers."""
+        return {**self._live.metrics(), **self._ahead.lag}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches; with depth the batches ahead too, in the form of an AsyncSampler."""
         self._acting()
         if not self._depth:
             return self._live.state_dict()
-        if not self._released:
+        if not self._ahead.released:
             return {"released": 0}
-        for itr in range(self._next, self._released):
-            if itr not in self._ahead:
-                self._ahead[itr] = self._live.obtain_samples(itr, max(itr - self._depth, self._first))
-        waiting = {
-            str(itr): {"rows": [x.copy() for x in batch_leaves(batch)], "episodes": episodes.to_plain()}
-            for itr, (batch, episodes) in sorted(self._ahead.items())
-        }
+        for itr in range(self._ahead.next, self._ahead.released):
+            if itr not in self._ahead.waiting:
+                self._collect(itr)
         inner = self._live.state_dict()
-        return {
-            "released": self._released,
-            "next": self._next,
-            "inner": inner,
-            "waiting": waiting,
-            "opened": np.array(inner["pool"]["episode"], np.int64),
-        }
+        return self._ahead.state_dict(inner, np.array(inner["pool"]["episode"], np.int64))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`, and of other samplers' of as many slots and the same depth."""
         self._acting()
-        ahead = state["released"] - state["next"] if state.get("released") else 0
         if state.get("released") == 0:
             return
-        if ahead != self._depth:
-            raise CheckpointError(f"the checkpoint holds {ahead} batches ahead; this sampler has depth={self._depth}")
-        self._live.load_state_dict(state.get("inner", state))
+        self._ahead.check(state)
+        self._live.load_state_dict(state.get("inner", state), state.get("released", 1) - 1)
         self.cut_slots = self._live.cut_slots
-        if not self._depth:
-            return
-        self._next, self._released = state["next"], state["released"]
-        for name, kept in state["waiting"].items():
-            batch = self._live.buffer(int(name))
-            for x, y in zip(batch_leaves(batch), kept["rows"]):
-                x[...] = y
-            self._ahead[int(name)] = batch, Episodes(**kept["episodes"])
-        if self._ahead:
-            last = self._ahead[max(self._ahead)][0]
-            self._pool.follow([*batches_of(last).values()])
+        if self._depth:
+            self._ahead.load_state_dict(state)
 
+    def join_states(self, states: Sequence[State]) -> State:
+        """The state of one sampler of all slots, as `Divisible.join_states`."""
+        return (self._ahead if self._depth else self._live).join_states(states)
 
-def batch_leaves(batch: AnyBatch) -> list[Any]:
-    """The arrays of a batch, of one policy's after the other."""
-    return tree_leaves([*batches_of(batch).values()])
+    def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`."""
+        return (self._ahead if self._depth else self._live).split_state(state, slots)
+
+    def _collect(self, itr: int) -> AnyBatch:
+        """Waits for a batch that was released, and returns it."""
+        batch, self._ahead.waiting[itr] = self._live.obtain_samples(itr, self._ahead.versions.pop(itr))
+        return batch

@@ -70,10 +70,6 @@ class RunnerSource(Source):
         runners.losses.append(self._lost)
         runners.arrivals.append(self._take_over)
 
-    def follow(self, batches: Sequence[SampleBatch]) -> None:
-        """Makes these the batches whose last row comes before the next one."""
-        self._previous = batches
-
     def fill(self, batches: Sequence[SampleBatch], itr: int) -> None:
         """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batches."""
         begun, copied, slowest_s = time.perf_counter(), 0.0, 0.0

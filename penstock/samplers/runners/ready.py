@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.batch import AnyBatch, SampleBatch
+from penstock.core.batch import AnyBatch, batches_of
 from penstock.core.errors import CheckpointError
 from penstock.core.trace import WAIT, timed
 from penstock.envs.make import EnvConfig
+from penstock.samplers.accounts.ahead import waiting_state
+from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.runners.live import RunnersLive, batch_leaves
+from penstock.samplers.runners.live import RunnersLive
 from penstock.samplers.runners.runners import late
 
 if TYPE_CHECKING:
@@ -31,16 +32,15 @@ class ReadyLive(RunnersLive):
         self, settings: RunnerSampler, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None
     ) -> None:
         parts = [range(i, i + 1) for i in range(settings.runners)]
-        super().__init__(settings, config, seed, first_slot, total_slots, parts)
+        super().__init__(settings, config, seed, first_slot, total_slots, parts, max(settings.depth, 1) - 1)
         n = settings.runners
-        self._numbers = [0] * n  # of each runner's next fragment
-        self._sent: list[list[int]] = [[] for _ in range(n)]  # versions of the requests that it has
         self._served = [0] * n
         self._since = [0.0] * n  # when each runner got its oldest request, or delivered last
         self._ready: list[int] = []  # runners whose fragment was seen to have come, in the order of serving them
-        self._waiting: list[tuple[int, SampleBatch, Episodes]] = []
+        self._waiting: list[tuple[int, AnyBatch, Episodes]] = []
         self._count = 0
         self._round: dict[str, float] = {}
+        self._lag: dict[str, float] = {}
         self.runners.losses.append(self._lost)
 
     @property
@@ -61,7 +61,7 @@ class ReadyLive(RunnersLive):
             while True:
                 self.runners.welcome()
                 for i in self.runners.alive:
-                    if not self._sent[i]:  # it has just come up
+                    if not self._queues[i].versions:  # it has just come up
                         self._request(i, weights, itr)
                 begun = time.perf_counter()
                 i = self._next_ready()
@@ -72,24 +72,24 @@ class ReadyLive(RunnersLive):
             self._request(i, weights, itr)
         self._count += 1
         self._served[i], self._last = self._count, batch
-        self._measure(batch, itr)
+        self._lag |= lags([*batches_of(batch).values()], itr)
         return batch, episodes
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches: each runner's, and the fragments that it still owes."""
         self._acting()
-        for i, sent in enumerate(self._sent):
-            while sent:
+        for i, queue in enumerate(self._queues):
+            while queue.versions:
                 batch, episodes = self._collected(i)
                 if i in self.runners.alive:  # else nothing of it came
                     self._waiting.append((i, batch, episodes))
         self._ready.clear()
         return {
             "runners": [live.state_dict() for live in self._lives],
-            "numbers": list(self._numbers),
+            "numbers": [queue.next for queue in self._queues],
             "faults": dict(self.runners.faults.counts),
             "waiting": [
-                {"runner": i, "rows": [x.copy() for x in batch_leaves(batch)], "episodes": episodes.to_plain()}
+                {"runner": i, **waiting_state([*batches_of(batch).values()], episodes)}
                 for i, batch, episodes in self._waiting
             ],
         }
@@ -102,21 +102,21 @@ class ReadyLive(RunnersLive):
                 f"the checkpoint is of {len(state.get('runners', ())) or 'no'} runners in ready mode; this sampler has "
                 f"runners={len(self._lives)}, and mode='ready' goes on with as many"
             )
-        self._numbers = list(state["numbers"])
         self.runners.faults.counts.clear()
         self.runners.faults.counts.update(state["faults"])
         self.cut_slots = []
         self._waiting.clear()
         self._ready.clear()
-        for i, (live, kept) in enumerate(zip(self._lives, state["runners"])):
-            live.load_state_dict(kept)
+        for i, (live, queue, kept) in enumerate(zip(self._lives, self._queues, state["runners"])):
+            queue.next = queue.released = state["numbers"][i]
+            live.load_state_dict(kept, queue.next - 1)
             self.cut_slots += [b + i * self.batch_spec.B for b in live.cut_slots]
+        used = list(state["numbers"])  # buffers of the next fragments are free until those that wait are handed out
         for kept in state["waiting"]:
             i = kept["runner"]
-            batch = self._lives[i].blank_batch()
-            for x, y in zip(batch_leaves(batch), kept["rows"]):
-                x[...] = y
-            self._waiting.append((i, batch, Episodes(**kept["episodes"])))
+            self._queues[i].write(used[i], kept["rows"])
+            self._waiting.append((i, self._lives[i].buffer(used[i]), Episodes(**kept["episodes"])))
+            used[i] += 1
 
     def metrics(self) -> dict[str, float]:
         """Those of the group, waits of the runners' samplers averaged over runners."""
@@ -130,16 +130,14 @@ class ReadyLive(RunnersLive):
 
     def _request(self, i: int, weights: Any, itr: int) -> None:
         """Asks a runner for fragments until it has as many requests as it may."""
-        short = max(self._depth, 1) - len(self._sent[i])
-        if short:
-            first = self._numbers[i] + len(self._sent[i])
-            if not self._sent[i]:
-                self._since[i] = time.monotonic()
-            begun = time.perf_counter()
-            for number in range(first, first + short):
+        queue = self._queues[i]
+        if not queue.versions:
+            self._since[i] = time.monotonic()
+        begun = time.perf_counter()
+        if numbers := queue.release(queue.next, itr):
+            for number in numbers:
                 self._pools[i].requests[number] = {i: self.runners.call(i, "fill", number, itr, weights)}
             self._pools[i].times["group/send_ms"] = (time.perf_counter() - begun) * 1e3
-            self._sent[i] += [itr] * short
 
     def _next_ready(self) -> int:
         """The runner to take the next fragment from; -1 where there was none in time, and runners were lost.
@@ -148,7 +146,7 @@ class ReadyLive(RunnersLive):
         runners there are.
         """
         if not self._ready:
-            heads = {i: self._pools[i].requests[self._numbers[i]][i] for i, sent in enumerate(self._sent) if sent}
+            heads = {i: self._pools[i].requests[x.next][i] for i, x in enumerate(self._queues) if x.versions}
             limit_s = self.runners.deadline_s
             late_at = min((self._since[i] for i in heads), default=0.0) + limit_s
             come = timed(WAIT, self.runners.backend.wait)(list(heads.values()), max(late_at - time.monotonic(), 0.0))
@@ -162,12 +160,12 @@ class ReadyLive(RunnersLive):
 
     def _lost(self, i: int) -> None:
         """Forgets what a lost runner was asked for."""
-        self._sent[i].clear()
+        self._queues[i].forget()
         self._ready = [j for j in self._ready if j != i]
 
     def _collected(self, i: int) -> tuple[AnyBatch, Episodes]:
-        version = self._sent[i].pop(0)
-        batch, episodes = self._lives[i].obtain_samples(self._numbers[i], version)
-        self._numbers[i] += 1
+        queue = self._queues[i]
+        number, queue.next = queue.next, queue.next + 1  # before the runner may be lost, with what else it owes
+        batch, episodes = self._lives[i].obtain_samples(number, queue.versions.pop(number))
         self._since[i] = time.monotonic()
-        return batch, replace(episodes, slot=episodes.slot + i * self.batch_spec.B)
+        return batch, episodes.numbered(i * self.batch_spec.B)

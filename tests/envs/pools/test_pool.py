@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,22 @@ def test_the_state_of_some_slots() -> None:
         episode=[11, 12], ended=[False, True], idle=[False, False], left=[None, 22], began=[31, 32],
         snapshot=[{"n": 1}, {"n": 2}], tick=7,
     )  # fmt: skip
+
+
+def test_a_state_that_is_split_and_joined_is_the_same() -> None:
+    whole, slots = a_state(5), [slice(0, 2), slice(2, 5)]
+    parts = whole.split(slots)
+    assert parts == [replace(whole.of(at), restarts=2, faults=faults) for at, faults in zip(slots, ({"signal": 1}, {}))]
+    assert PoolState.join(parts) == whole
+
+
+def test_joined_states_sum_faults_and_count_steps_by_one_tick() -> None:
+    one, other = a_state(2), replace(a_state(3, at=2), tick=5, restarts=4, faults={"signal": 2, "timeout": 1})
+    joined = PoolState.join([one, other])
+    assert joined.began == [30, 31, 34, 35, 36] and joined.tick == 7
+    assert (joined.restarts, joined.faults) == (4, {"signal": 3, "timeout": 1})
+    assert joined.episode == [10, 11, 12, 13, 14] and joined.snapshot == [{"n": n} for n in range(5)]
+    assert one.faults == {"signal": 1}, "the parts stay"
 
 
 def test_parts_put_back_are_the_whole() -> None:

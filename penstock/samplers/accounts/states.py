@@ -1,0 +1,117 @@
+"""States of samplers divided by slots: that of a LiveSampler, and what all that are divided have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import CheckpointError
+from penstock.core.tree import Tree, tree_map
+from penstock.envs.pools.pool import PoolState
+from penstock.samplers.accounts.slots import EpisodeStats, Journal
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """The state of a LiveSampler of B slots between two batches; of many agents trees and counts are by policy id."""
+
+    collected: bool
+    """A batch was filled; if not, the rest means nothing."""
+    pool: PoolState
+    row: Tree
+    """[B, ...] inputs in the last row, as `last_row` returns them."""
+    agent_states: Tree
+    """[B, ...] recurrent states after it; None for those before an episode."""
+    stats: State
+    """State of an EpisodeStats; of many agents empty, since their pool keeps the sums."""
+    journal: Sequence[Any]
+    """State of a Journal; empty where nothing is kept to replay."""
+    out_of_bounds: Tree = 0
+    """How many observations were."""
+
+    @classmethod
+    def resetting(cls, pool: PoolState, collected: bool, row: Tree, out_of_bounds: Tree) -> LiveState:
+        """The state of slots whose open episodes are lost, with this last row; `pool` is a `PoolState.resetting`."""
+        B = len(pool.episode)
+        stats, journal = EpisodeStats(B, 0.0).state_dict(), Journal(B, 0).state_dict()
+        return cls(collected, pool, row, None, stats, journal, out_of_bounds)
+
+    def to_plain(self) -> State:
+        """Plain data for a checkpoint; `LiveState.from_plain` is the inverse."""
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "pool": self.pool.to_plain()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> LiveState:
+        """The state that `to_plain` described, here or in 0.1.0, which put faults elsewhere and counted no bounds."""
+        known: dict[str, Any] = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
+        known["pool"] = PoolState.from_plain({"faults": plain.get("faults", {}), **plain["pool"]})
+        return cls(**known)
+
+    @classmethod
+    def join_states(cls, states: Sequence[State]) -> State:
+        """Plain state of one sampler of all slots, from those of samplers of consecutive ones: see `Divisible`."""
+        parts = [cls.from_plain(x) for x in states]
+        stats = [x.stats for x in parts]
+        return cls(
+            parts[0].collected,
+            PoolState.join([x.pool for x in parts]),
+            side_by_side([x.row for x in parts]),
+            side_by_side([x.agent_states for x in parts]),
+            EpisodeStats.join_states(stats) if stats[0] else {},
+            [slot for x in parts for slot in x.journal],
+            tree_map(lambda *xs: sum(xs), *(x.out_of_bounds for x in parts)),
+        ).to_plain()
+
+    @classmethod
+    def split_state(cls, state: State, slots: Sequence[slice]) -> list[State]:
+        """The inverse of `join_states`; what is counted since the run began is the first one's.
+
+        Raises:
+            CheckpointError: it is of another number of slots.
+        """
+        if not state["collected"]:
+            return [state] * len(slots)
+        whole = cls.from_plain(state)
+        total, journal = len(whole.pool.episode), list(whole.journal)
+        check_slots(total, slots)
+        trees = {"row": whole.row, "agent_states": whole.agent_states, "stats": whole.stats}
+        none = tree_map(lambda _: 0, whole.out_of_bounds)
+        return [
+            cls(
+                True,
+                pool,
+                **columns_of(trees, at, total),
+                journal=journal[at],
+                out_of_bounds=none if at.start else whole.out_of_bounds,
+            ).to_plain()
+            for pool, at in zip(whole.pool.split(slots), slots)
+        ]
+
+
+def check_slots(total: int, slots: Sequence[slice]) -> None:
+    """Raises CheckpointError unless a state of `total` slots can be divided into these."""
+    if total != slots[-1].stop:
+        raise CheckpointError(
+            f"the checkpoint holds {total} slots; this run has sampler.B={slots[-1].stop} over all learners"
+        )
+
+
+def side_by_side(trees: Sequence[Tree]) -> Tree:
+    """Trees of arrays [b, ...] as one of arrays [sum of b, ...]."""
+    return tree_map(lambda *xs: np.concatenate(xs), *trees)
+
+
+def columns_of(tree: Tree, slots: slice, total: int, axis: int = 0) -> Tree:
+    """Views of the columns of some of `total` slots along an axis; each has as many as its policy has seats."""
+
+    def columns(x: Any) -> Any:
+        seats = x.shape[axis] // total
+        at = slice(slots.start * seats, slots.stop * seats)
+        return x[(slice(None),) * axis + (at,)]
+
+    return tree_map(columns, tree)
