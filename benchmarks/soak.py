@@ -17,6 +17,7 @@ import ctypes
 import functools
 import gc
 import json
+import math
 import os
 import platform
 import random
@@ -47,8 +48,10 @@ from penstock.run.launch.slots import make_slots
 from penstock.run.launch.sweep import has_checkpoint
 from penstock.testing.samplers import EchoAgent, bits
 
-T, B, BATCHES, MORE, STRIKES = 8, 4, 12, 40, 2
-"""Batches of a sampler in a round, the most that it may need besides until all slots are back, and strikes."""
+T, B, BATCHES, STRIKES = 8, 4, 12, 2
+"""Batches of a sampler in a round, and strikes."""
+BACK_S = 60.0
+"""Time until all slots are back after the last strike: a process that takes one over may have to start first."""
 STEPS, CHECKPOINT, SLOT_S = 2_000, 500, 90.0
 SPANS_S = {"learners": 8.0, "shards": 4.0, "slot": 12.0}
 """Longest time between strikes at a run."""
@@ -172,15 +175,18 @@ def sampled(names: list[str], reference: list[Any], rng: random.Random, spared: 
     striker, open_ = Striker(rng, spared, STRIKES, 2.0), list[Played]()
     try:
         open_ += [Played(name, KINDS[name], reference) for name in names]
-        for n in range(BATCHES + MORE):
+        n, until = 0, math.inf
+        while time.monotonic() < until:
             if n == BATCHES:
                 said += striker.stop()
+                until = time.monotonic() + BACK_S
             if n > BATCHES and all(each.whole for each in open_):
                 break
+            n += 1
             if fault := next(filter(None, [each.play() for each in open_]), ""):
                 return fault
         said["columns compared"] += sum(each.compared for each in open_)
-        return next((f"{each.name}: slots stay empty" for each in open_ if not each.whole), "")
+        return next((f"{each.name}: slots stay empty for {BACK_S:.0f} s" for each in open_ if not each.whole), "")
     finally:
         striker.stop()
         for each in open_:
@@ -326,12 +332,11 @@ class Residents:
             self._rng.choice(processes()).kill()
             self.strikes += 1
         for each in self.players:
-            for n in range(MORE):
-                fault = fault or each.play()
-                if n > 2 and each.whole:
-                    break
-            else:
-                fault = fault or f"resident {each.name}: slots stay empty"
+            n, until = 0, time.monotonic() + BACK_S
+            while not fault and (n < 3 or not each.whole):
+                n, fault = n + 1, each.play()
+                if not fault and time.monotonic() > until:
+                    fault = f"resident {each.name}: slots stay empty for {BACK_S:.0f} s"
         return {p.pid for p in processes()}, fault
 
 
