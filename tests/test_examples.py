@@ -69,6 +69,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), link
 
 
+def test_pages_that_code_and_presets_name_exist() -> None:
+    files = [path for path in (ROOT / "penstock").rglob("*") if path.suffix in {".py", ".toml"}]
+    named = {(path, name) for path in files for name in re.findall(r"\bdocs/[\w-]+\.md", path.read_text())}
+    assert len(named) > 30
+    assert not [f"{path}: {name}" for path, name in named if not (ROOT / name).exists()]
+
+
 def run(command: list[str], folder: Path) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)

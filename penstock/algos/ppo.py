@@ -85,8 +85,8 @@ class PPO(InMinibatches):
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 1.0
-    """Weight of half the squared value error, usually 0.5 to 1 (where others weigh the whole, half of that); it matters
-    for a shared body."""
+    """Weight of half the squared value error, usually 0.5 to 1: twice the number of libraries that weigh the whole
+    square. It matters for a shared body."""
     target_kl: Positive | None = None
     """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
     None: they do not."""

@@ -23,7 +23,7 @@ _ONE_REWARD = (
     "functools.partial(WeightedReward, weights=(1, 0.1))) or, in MO-Gymnasium, mo_gymnasium.wrappers:LinearReward"
 )
 _FOR_EACH = (
-    "one for each agent? then it is an environment of many, which needs PettingZoo's API (docs/environments.md); else "
+    "one for each agent? then it is an environment of many, which needs PettingZoo's API (docs/many-agents.md); else "
     "return float(reward)"
 )
 _CURE = "widen the space, clip the value, or leave bounds unchecked (env_checks='finite', --env-checks finite)"

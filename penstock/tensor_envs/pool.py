@@ -23,7 +23,7 @@ from penstock.envs.pools.native import resized
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.tensor_envs.answers import Answers, not_finite
 
-_PAGE = "docs/tensor-environments.md"
+_PAGE = "docs/devices.md"
 
 
 class _Row:
