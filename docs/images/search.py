@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from penstock.run.search.search import Search, SearchSettings
+from penstock.studies.search import Search, SearchSettings
 
 HERE = Path(__file__).parent
 INK, FAINT, EDGE, DONE, GREY, COPY = "#1f2933", "#7b8794", "#9fb3c8", "#bdd7ee", "#e4e7eb", "#d9480f"

@@ -24,29 +24,33 @@ def test_launch_a_grid_then_the_rest_of_it(
     )  # fmt: skip
     said = cli(*grid, "--slots", "1")
     assert said.code == 0, said.both
-    assert "2 of 2 runs to do, 1 at a time on" in said.out
-    assert "x: 2 of 2 runs finished" in said.out
+    assert "x: 2 of 2 trials to do, 1 at a time" in said.out
+    assert "x: 2 of 2 trials finished" in said.out
     assert [config(tmp_path / "x" / f"lr={lr}_s1")["algo"]["lr"] for lr in ("1e-3", "2e-3")] == [1e-3, 2e-3]
     assert config(tmp_path / "x" / "lr=1e-3_s1")["run"]["seed"] == 1
-    file = tmp_path / "x" / "launch.json"
+    assert "train it:  penstock train a2c --env CartPole-v1 --preset-file x/best.toml" in said.out
+    file = tmp_path / "x" / "study.json"
     state = json.loads(file.read_text())
-    state["runs"]["lr=1e-3_s1"]["status"] = "running"  # it finished, and its launcher died before it noticed
-    state["runs"]["lr=2e-3_s1"]["status"] = "failed"
+    first, second = state["trials"]
+    first |= {"state": "running", "scores": {}}  # it finished, and its launcher died before it noticed
+    first["run"]["status"] = "running"
+    second |= {"state": "failed", "scores": {}}
+    second["run"]["status"] = "failed"
     file.write_text(json.dumps(state))
     shutil.rmtree(tmp_path / "x" / "lr=2e-3_s1" / "checkpoints")
     said = cli(*grid)
     assert said.code == 1
     assert "nothing is left to do" in said.out
-    assert "1 of 2 runs finished, 1 failed" in said.out
+    assert "1 of 2 trials finished, 1 failed" in said.out
     said = cli("launch", "x", "--retry")
     assert said.code == 0, said.both
-    assert "lr=2e-3_s1: finished" in said.out
+    assert "lr=2e-3_s1: score" in said.out
     assert cli("launch", "x").code == 0
     assert cli("plot", "x").code == 0
     for other, message in (
-        ((*grid, "--run.keep", "2"), "holds another sweep: the options of train"),
-        (("launch", "x", "--seeds", "3"), "only --slots and --retry"),
-        (("launch", "x", "--retry", "lr=1e-3_s1"), "it is finished"),
+        ((*grid, "--run.keep", "2"), "holds another sweep: run.keep was"),
+        (("launch", "x", "--seeds", "3"), "x has its settings already, and --seeds was given"),
+        (("launch", "x", "--retry", "lr=1e-3_s1"), "no such failed run in x"),
     ):
         said = cli(*other)
         assert said.code == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.run.search.stored import STATE
+from penstock.studies.stored import STATE
 from tests.cli.short import SHORT, Cli, config, metrics
 
 SEARCH = (
@@ -87,7 +87,7 @@ WRONG = (
     ((*SEARCH, "--schedular", "asha"), "did you mean --scheduler"),
     ((*SEARCH, "--scheduler", "bohb"), "--scheduler bohb"),
     ((*SEARCH, "--run.eval-episodes", "0", "--metric", "eval/mean_reward"), "no trial would have it"),
-    (("tune", "nowhere/x"), "no search.json"),
+    (("tune", "nowhere/x"), "no study.json"),
 )
 
 
