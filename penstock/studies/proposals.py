@@ -48,12 +48,12 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     Raises:
         ConfigError: a user's sampler fails, or keeps what no search stores.
     """
-    optuna = _optuna()
+    optuna = import_optuna()
     number = len(trials)
     own_seed = int(generator(seed, Purpose.SEARCH, number).integers(2**31))
     sampler = _sampler(suggest, own_seed)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    distributions = {path: _distribution(dimension) for path, dimension in space.items()}
+    distributions = told_distributions(space)
     worst = None if isinstance(sampler, optuna.samplers.TPESampler) else _worst(trials, worth)
     study.add_trials([_told(trial, space, distributions, worth, worst) for trial in trials])
     storage, study_id = study._storage, study._study_id
@@ -73,29 +73,8 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     return Proposal({path: _chosen(dimension, asked.params[path]) for path, dimension in space.items()}, notes)
 
 
-def importances(space: Space, trials: Sequence[Trial], goal: int, worth: Worth) -> dict[str, float]:
-    """The importance of each setting for the score at a milestone, largest first.
-
-    PED-ANOVA (Watanabe, Bansal and Hutter 2023): how far the settings of good trials are spread otherwise than those
-    of all. They add up to 1. {} of fewer than four scores, or of equal ones.
-    """
-    optuna = _optuna()
-    known = [t for t in trials if worth(t.scores.get(goal)) > -math.inf]
-    if len(known) < 4 or len({worth(t.scores[goal]) for t in known}) < 2:
-        return {}
-    study = optuna.create_study(direction="maximize")
-    distributions = {path: _distribution(dimension) for path, dimension in space.items()}
-    for trial in known:
-        value = worth(trial.scores[goal])
-        study.add_trial(
-            optuna.trial.create_trial(params=_params(trial, space), distributions=distributions, value=value)
-        )
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {path: float(found.get(path, 0.0)) for path in sorted(space, key=lambda p: -found.get(p, 0.0))}
-
-
-def _optuna() -> Any:
+def import_optuna() -> Any:
+    """Optuna, quiet. Raises MissingExtraError."""
     try:
         import optuna
     except ImportError as error:
@@ -105,7 +84,7 @@ def _optuna() -> Any:
 
 
 def _sampler(suggest: str, seed: int) -> Any:
-    optuna = _optuna()
+    optuna = import_optuna()
     if ":" in suggest:
         function = import_object(suggest)
         try:
@@ -145,7 +124,7 @@ def _numbered(dimension: Dimension) -> bool:
 
 
 def _distribution(dimension: Dimension) -> Any:
-    distributions = _optuna().distributions
+    distributions = import_optuna().distributions
     if dimension.kind == "choice":
         choices = dimension.choices
         return distributions.CategoricalDistribution(range(len(choices)) if _numbered(dimension) else choices)
@@ -159,7 +138,13 @@ def _chosen(dimension: Dimension, value: Any) -> Any:
     return dimension.choices[value] if dimension.kind == "choice" and _numbered(dimension) else value
 
 
-def _params(trial: Trial, space: Space) -> dict[str, Any]:
+def told_distributions(space: Space) -> dict[str, Any]:
+    """The space as Optuna knows it."""
+    return {path: _distribution(dimension) for path, dimension in space.items()}
+
+
+def params_of(trial: Trial, space: Space) -> dict[str, Any]:
+    """The settings of a trial as Optuna knows them."""
     return {path: _known_as(dimension, trial.values[path]) for path, dimension in space.items()}
 
 
@@ -184,7 +169,7 @@ def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Wort
     Args:
         worst: the score with which a failed trial is complete; None: it is pruned.
     """
-    optuna = _optuna()
+    optuna = import_optuna()
     states, value, between = optuna.trial.TrialState, None, dict[int, float]()
     if trial.state == "failed" or (trial.scores and worth(trial.score) == -math.inf):
         state, value = (states.PRUNED, None) if worst is None else (states.COMPLETE, worst)
@@ -198,7 +183,7 @@ def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Wort
     return optuna.trial.create_trial(
         state=state,
         value=value,
-        params=_params(trial, space),
+        params=params_of(trial, space),
         distributions=distributions,
         intermediate_values=between,
         system_attrs=_plain(trial.notes.get("trial", {}), f"of trial {trial.number}"),

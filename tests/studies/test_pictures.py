@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib
 import pytest
+from matplotlib import pyplot
 
 from penstock.studies.pictures import draw_search
 from tests.studies.toys import SPACE, search, trained
@@ -16,7 +18,9 @@ WIDE = {**SPACE, "algo.clip": "choice(0.1, 0.2, [1,2])", "algo.epochs": "int(1, 
 def test_three_pictures_of_a_search(scheduler: str, tmp_path: Path) -> None:
     found = search(space=WIDE, scheduler=scheduler, trials=9, mode="min", metric="$cost$")
     trained(found)
+    before = dict(matplotlib.rcParams), pyplot.get_fignums()
     drawn = draw_search(tmp_path / "plots", found)
+    assert (dict(matplotlib.rcParams), pyplot.get_fignums()) == before
     assert [path.name for path in drawn] == ["history.png", "coordinates.png", "importances.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.studies.proposals import importances, propose
+from penstock.studies.pictures import importances
+from penstock.studies.proposals import propose
 from penstock.studies.schedulers import make_scheduler
 from penstock.studies.search import Search
 from penstock.studies.space import read_space
@@ -439,11 +440,12 @@ def test_importances_name_what_mattered() -> None:
     space = {**SPACE, "algo.clip": "uniform(0.1, 0.3)"}
     found = search(space=space, trials=40)
     trained(found)
-    parts = importances(found.space, found.trials, 27, found.worth)
+    parts = importances(found, 27)
     assert next(iter(parts)) == "algo.lr"
     assert parts["algo.lr"] > 0.8
     assert abs(sum(parts.values()) - 1) < 1e-6
-    assert importances(found.space, found.trials[:3], 27, found.worth) == {}
+    del found.trials[3:]
+    assert importances(found, 27) == {}
 
 
 @pytest.mark.slow
