@@ -41,7 +41,10 @@ def draw_search(folder: Path, search: Search) -> tuple[Path, ...]:
             folder.mkdir(parents=True, exist_ok=True)
             with rc_context(), warnings.catch_warnings():  # Optuna sets a style for all that follows
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                figure: Any = plot().figure
+                axes = plot()
+                if name == "history" and len(search.scheduler.goals) > 1:
+                    axes.set(title="Scores at milestones", xlabel="Environment steps", ylabel=metric)
+                figure: Any = axes.figure
                 try:
                     figure.savefig(folder / f"{name}.png", dpi=160, bbox_inches="tight")
                 finally:

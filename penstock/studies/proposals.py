@@ -138,6 +138,11 @@ def _chosen(dimension: Dimension, value: Any) -> Any:
     return dimension.choices[value] if dimension.kind == "choice" and _numbered(dimension) else value
 
 
+def optuna_version() -> str:
+    """The version of Optuna, which decides what its samplers propose."""
+    return str(import_optuna().__version__)
+
+
 def told_distributions(space: Space) -> dict[str, Any]:
     """The space as Optuna knows it."""
     return {path: _distribution(dimension) for path, dimension in space.items()}

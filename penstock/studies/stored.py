@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.run.files import stored as files
 from penstock.run.files.modules import modules_named
 from penstock.run.files.stored import CONFIG, read_json, require_plain_run
 from penstock.run.files.trust import is_trusted
+from penstock.studies.proposals import optuna_version
 from penstock.studies.search import SearchSettings
 from penstock.studies.space import as_tuples, grid_names
 from penstock.studies.trial import LOGS
@@ -55,6 +57,17 @@ def settings_of(plain: Mapping[str, Any]) -> SearchSettings:
 def digest(settings: SearchSettings) -> str:
     """sha256 of all that decides which settings a trial may have."""
     return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()
+
+
+def warn_of_another_optuna(folder: Path, plain: Mapping[str, Any]) -> None:
+    """Warns of a search that another version of Optuna has proposed settings for."""
+    before, now = plain.get("optuna"), optuna_version()
+    if before != now:
+        warnings.warn(
+            f"{folder / STATE} is of Optuna {before}, and this is {now}, which may propose other settings than that "
+            f"would have; for the same ones: pip install optuna=={before}",
+            stacklevel=2,
+        )
 
 
 def names_of(settings: SearchSettings) -> list[str]:

@@ -25,6 +25,7 @@ from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.log import read_metrics
 from penstock.studies.fork import copy_parameters, fork_run
 from penstock.studies.logs import log_end, reason_of
+from penstock.studies.proposals import optuna_version
 from penstock.studies.schedulers import Decision
 from penstock.studies.search import Search, SearchSettings
 from penstock.studies.stored import (
@@ -38,6 +39,7 @@ from penstock.studies.stored import (
     names_of,
     read_state,
     settings_of,
+    warn_of_another_optuna,
 )
 from penstock.studies.trial import (
     LOGS,
@@ -212,6 +214,7 @@ class Study:
         plain = {
             "format": FORMAT,
             "settings": asdict(self.search.settings),
+            "optuna": "" if self.sweep else optuna_version(),
             "trials": [to_plain(trial) for trial in self.search.trials],
             "confirm": [asdict(c) for c in self.confirmations],
         }
@@ -251,6 +254,8 @@ class Study:
         stored = zip(plain["trials"], names, strict=True)
         self.search.trials = [from_plain(item, self.search.space, name) for item, name in stored]
         self._check_trials()
+        if not self.sweep and len(self.search.trials) < self.search.settings.trials:
+            warn_of_another_optuna(self.folder, plain)
         best = self.search.best
         self.confirmations = [
             confirmation_from_plain(c, self.exp.run.seed, "" if best is None else best.run.name)

@@ -1,4 +1,4 @@
-"""Searches that are killed with kill -9 and go on, by real runs."""
+"""Studies that are killed with kill -9 and go on, by real runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from tests.cli.short import SHORT
 SEARCH = (
     "tune", "a2c", "--env", "CartPole-v1", *SHORT, "--run.steps", "640", "--trials", "4",
     "--search", "algo.lr=loguniform(1e-4,1e-2)", "algo.entropy_coef=choice(0,0.01)", "--run.checkpoint-interval", "64",
+)  # fmt: skip
+SWEEP = (
+    "launch", "a2c", "--env", "CartPole-v1", *SHORT, "--run.steps", "640", "--slots", "1",
+    "--seeds", "1,2", "--grid", "algo.lr=1e-3,1e-4", "--run.checkpoint-interval", "64",
 )  # fmt: skip
 
 
@@ -46,11 +50,19 @@ def killed_at(count: int, folder: Path, child: Any, pause_s: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("scheduler", "interval"), [("asha", 128), ("median", 320), ("pbt", 320)])
-def test_a_search_killed_three_times_equals_one_that_was_not(
-    scheduler: str, interval: int, tmp_path: Path, zygote: Any, same_run: Callable[[Path, Path], None]
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param((*SEARCH, "--scheduler", "asha", "--interval", "128"), id="asha"),
+        pytest.param((*SEARCH, "--scheduler", "median", "--interval", "320"), id="median"),
+        pytest.param((*SEARCH, "--scheduler", "pbt", "--interval", "320"), id="pbt"),
+        pytest.param((*SEARCH, "--scheduler", "none"), id="none"),
+        pytest.param(SWEEP, id="sweep"),
+    ],
+)
+def test_a_study_killed_three_times_equals_one_that_was_not(
+    line: tuple[str, ...], tmp_path: Path, zygote: Any, same_run: Callable[[Path, Path], None]
 ) -> None:
-    line = (*SEARCH, "--scheduler", scheduler, "--interval", str(interval))
     whole = zygote.cli(*line, "--dir", str(tmp_path / "whole"))
     assert whole.wait(timeout=900) == 0, whole.output
     total = scores(tmp_path / "whole")

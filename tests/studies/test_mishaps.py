@@ -59,7 +59,7 @@ def change(folder: Path, harm: Callable[[dict[str, Any]], object]) -> None:
 
 
 def confirmation(name: str, seed: Any = 1) -> dict[str, Any]:
-    return {"seed": seed, "run": {"name": name, "arguments": [], "attempts": 1}, "score": None}
+    return {"seed": seed, "run": {"name": name, "attempts": 1}, "score": None}
 
 
 @pytest.mark.parametrize(
@@ -238,3 +238,19 @@ def test_a_study_is_of_the_best_also_where_a_later_trial_is_better(odd: Path, mo
     stored = json.loads((odd / SETTINGS / "trial-001-s1" / "config.json").read_text())["experiment"]
     assert stored["algo"]["lr"] == best.values["algo.lr"]
     assert [c["of"] for c in json.loads((odd / STATE).read_text())["confirm"]] == ["trial-000", "trial-001"]
+
+
+def test_a_search_of_another_optuna_is_told_while_it_proposes(odd: Path, recwarn: pytest.WarningsRecorder) -> None:
+    begun(odd)
+    open_study(odd)
+    assert not recwarn.list
+    change(odd, lambda plain: plain.update(optuna="1.2.3"))
+    with pytest.warns(
+        UserWarning, match=r"study\.json is of Optuna 1\.2\.3, and this is .*pip install optuna==1\.2\.3$"
+    ):
+        open_study(odd)
+    work(open_study(odd))  # pyright: ignore
+    change(odd, lambda plain: plain.update(optuna="1.2.3"))
+    recwarn.clear()
+    open_study(odd)
+    assert not recwarn.list  # every trial has its settings
