@@ -116,7 +116,7 @@ def holds(out: Path) -> None:
 
     search = "scheduler: who goes on, who ends\nOptuna: which settings are next\nlauncher: a process for each slot"
     box(2, 16, 30, 13, "penstock tune", search, "#f4e6c3")
-    box(2, 1, 30, 10, "search.json, best.toml, plots/", "values, scores, states of all trials", "#ffffff")
+    box(2, 1, 30, 10, "study.json, best.toml, plots/", "values, scores, states of all trials", "#ffffff")
     box(45, 21, 25, 11, "slot 1, CPU 0", "penstock train, or resume,\nto the trial's next goal", DONE)
     box(45, 4, 25, 11, "slot 2, CPU 1", "penstock train, or resume,\nto the trial's next goal", DONE)
     box(83, 21, 25, 11, "trial-000/", "checkpoints, metrics, config:\nan ordinary run", "#ffffff")

@@ -1,4 +1,4 @@
-"""Optuna's pictures of a search: its history, its trials as parallel coordinates, and how much each setting mattered."""
+"""Optuna's pictures of a search: history, trials as parallel coordinates, and how much each setting mattered."""
 
 from __future__ import annotations
 
