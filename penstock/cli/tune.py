@@ -97,8 +97,8 @@ def _carry_out(study: Study, args: Any, trust: bool) -> int:
     parallel = args.parallel or usual_parallel(study)
     goals = ", ".join(f"{goal:,}" for goal in search.scheduler.goals)
     looks = "" if study.sweep else f"; {search.scheduler.name} looks at {search.settings.metric} after {goals} steps"
-    what = "nothing is left to do" if not left else f"{left} of {counted(search.settings.trials, 'trial')} to do"
-    print(f"{study.folder}: {what}, {parallel} at a time{looks}", flush=True)
+    what = f"{left} of {counted(search.settings.trials, 'trial')} to do, {parallel} at a time{looks}"
+    print(f"{study.folder}: {what if left else 'nothing is left to do'}", flush=True)
     result = execute(study, parallel, trust=trust, backend=args.backend, address=args.address, cpus=args.cpus)
     _report(study, result)
     if result.stopped_by != "trials":

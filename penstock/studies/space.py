@@ -125,6 +125,15 @@ def read_space(given: Mapping[str, Any], grid: bool = False) -> dict[str, Dimens
     return {path: value if isinstance(value, Dimension) else _read(path, value) for path, value in given.items()}
 
 
+def grid_values(path: str, given: Any) -> tuple[Any, ...]:
+    """The values of a setting of a grid: a list, or text between commas. Raises ConfigError for something else."""
+    if isinstance(given, str):
+        return split_values(given)
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(f"--grid {path}={given!r}; expected a list of values, of a single one too: [{given!r}]")
+    return as_tuples(list(given))
+
+
 def grid_names(space: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """The points of a grid, seeds fastest, by the names of their runs, such as `lr=1e-3_B=8_s1`. Raises ConfigError."""
     last = [path.split(".")[-1] for path in space]

@@ -31,7 +31,7 @@ from penstock.studies.report import FoundTrial, StudyResult, has_word, number, w
 from penstock.studies.search import GRID, Mode, SearchSettings
 from penstock.studies.slots.launcher import Display, Launcher
 from penstock.studies.slots.slots import check_backend, make_slots
-from penstock.studies.space import SEED, check_explored, check_init, check_space, grid_names, read_space
+from penstock.studies.space import SEED, check_explored, check_init, check_space, grid_names, grid_values, read_space
 from penstock.studies.stored import ADVICE, STATE, read_state, require_same, settings_of
 from penstock.studies.study import Study, make_study, open_study
 
@@ -134,7 +134,8 @@ def launch(
     check_backend(backend, address, cpus, parallel)
     check_grid(grid or {})
     exp = prepared(exp, sweep=True)
-    space = {**(grid or {}), SEED: (exp.run.seed,) if seeds is None else tuple(seeds)}
+    space = {path: grid_values(path, values) for path, values in (grid or {}).items()}
+    space[SEED] = (exp.run.seed,) if seeds is None else tuple(seeds)
     read_space(space, grid=True)
     exps = [override(exp, point) for point in grid_names(space).values()]
     settings = sweep_settings(exps, space, metric, mode, init)

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.files.lock import RunLock
 from penstock.studies import tune
-from penstock.studies.space import grid_names, read_space, split_values
+from penstock.studies.space import grid_names, grid_values, read_space, split_values
 from penstock.studies.stored import STATE
 from penstock.studies.study import open_study
 from penstock.studies.trial import has_checkpoint
@@ -74,6 +74,11 @@ def test_names_are_unique_and_say_which_setting_is_meant() -> None:
 def test_values_that_no_grid_has(values: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_space({"algo.lr": values}, grid=True)
+
+
+def test_values_of_a_grid_in_python() -> None:
+    assert grid_values("algo.net.hidden", [[64, 64], (8,)]) == ((64, 64), (8,))
+    assert grid_values("algo.lr", "1e-3,linear(1, 0)") == ("1e-3", "linear(1, 0)")
 
 
 # A sweep in its directory
@@ -211,6 +216,8 @@ def test_resumes_where_there_is_a_checkpoint(tmp_path: Path) -> None:
 def test_a_sweep_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.stand_in(FAKE, tmp_path, monkeypatch)
     result = ps.launch(EXP, {"algo.lr": [1e-3, 1e-4]}, seeds=[1, 2], parallel=1, dir="s")
+    again = ps.launch(EXP, {"algo.lr": (1e-3, 1e-4)}, seeds=(1, 2), dir="s")  # nothing is left to do
+    assert again == result
     assert [t.run_dir.name for t in result.trials] == ["lr=0.001_s1", "lr=0.001_s2", "lr=0.0001_s1", "lr=0.0001_s2"]
     assert [dict(t.values) for t in result.trials[::3]] == [
         {"algo.lr": 1e-3, "run.seed": 1}, {"algo.lr": 1e-4, "run.seed": 2},
@@ -230,6 +237,7 @@ def test_a_sweep_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"run.dir": ["x"]}, "use --dir"),
         ({"algo.rl": [1e-3]}, "did you mean"),
         ({"algo.lr": []}, "expected one value or more"),
+        ({"algo.lr": 1e-3}, r"--grid algo.lr=0.001; expected a list of values, of a single one too: \[0.001\]"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused_before_anything_is_made(
