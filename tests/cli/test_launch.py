@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import penstock as ps
+from penstock.core.config import to_plain
 from tests.cli.short import SHORT, Cli, config
 from tests.params import slow_but
+from tests.studies.slots import fakes
 
 # launch
 
@@ -64,3 +68,60 @@ def test_launch_leaves_a_folder_of_something_else_alone(cli: Cli, tmp_path: Path
     assert said.code == 2
     assert "x is not empty" in said.err
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["thesis.tex"]
+
+
+@pytest.fixture
+def stood_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs are the fake of tests/studies/slots/fakes.py; gives where a sweep goes."""
+    fakes.stand_in(fakes.FAKE, tmp_path, monkeypatch)
+    return tmp_path / "x"
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The experiments of the runs of a sweep by name."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("settings/*/config.json")}
+    return {name: plain["experiment"] for name, plain in found.items()}
+
+
+def test_each_environment_of_a_grid_has_its_preset_and_specs(cli: Cli, stood_in: Path) -> None:
+    said = cli("launch", "ppo", "--grid", "env=CartPole-v1,Pendulum-v1", "--dir", "x", "--slots", "1")
+    assert said.code == 0, said.both
+    exps = stored(stood_in)
+    for env in ("CartPole-v1", "Pendulum-v1"):
+        assert exps[f"env={env}_s0"]["algo"] == to_plain(ps.preset("ppo", env))["algo"]
+    specs = [json.loads(path.read_text())["spec"] for path in sorted(stood_in.glob("settings/*/config.json"))]
+    assert specs[0] != specs[1]
+    assert "best of" not in said.out  # scores of two environments
+    assert cli("launch", "x").code == 0  # all of it is read again
+
+
+@pytest.mark.parametrize(
+    ("words", "measure"),
+    [
+        (("--sampler", "auto"), ["s0"]),
+        (("--grid", "sampler=auto,serial"), ["sampler=auto_s0"]),
+        ((), []),
+    ],
+)
+def test_runs_measure_on_their_own_cpus(words: tuple[str, ...], measure: list[str], cli: Cli, stood_in: Path) -> None:
+    said = cli("launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "1", *words)
+    assert said.code == 0, said.both
+    auto = [path.stem for path in stood_in.glob("logs/*") if "--sampler auto" in path.read_text().splitlines()[0]]
+    assert auto == measure
+
+
+def test_a_failure_is_shown_with_the_end_of_its_log_and_tune_goes_on_with_a_sweep(cli: Cli, stood_in: Path) -> None:
+    grid = ("launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "1", "--grid", "run.progress=plain,off")
+    (stood_in.parent / "stand-in" / "__main__.py").write_text(fakes.FAKE.replace('what == "bad"', 'what == "off"'))
+    said = cli(*grid)
+    assert said.code == 1, said.both
+    for words in (
+        "progress=off_s0 failed: exit code 3 (environment)", "its log: x/logs/progress=off_s0.log, which ends",
+        "  | the licence has expired", "once more: penstock launch x --retry", "x: 1 of 2 trials finished, 1 failed",
+        "curves:    penstock plot x",
+    ):  # fmt: skip
+        assert words in said.out
+    (stood_in.parent / "stand-in" / "__main__.py").write_text(fakes.FAKE)
+    said = cli("tune", "x", "--retry", "progress=off_s0", "--parallel", "1")
+    assert said.code == 0, said.both
+    assert "x: 2 of 2 trials finished" in said.out
