@@ -125,3 +125,10 @@ def test_a_failure_is_shown_with_the_end_of_its_log_and_tune_goes_on_with_a_swee
     said = cli("tune", "x", "--retry", "progress=off_s0", "--parallel", "1")
     assert said.code == 0, said.both
     assert "x: 2 of 2 trials finished" in said.out
+    log = stood_in / "logs" / "progress=off_s0.log"
+    assert "trusts None" in log.read_text()
+    (stood_in.parent / "stand-in" / "__main__.py").write_text(fakes.FAKE.replace('what == "bad"', 'what == "off"'))
+    shutil.rmtree(stood_in)
+    assert cli(*grid).code == 1
+    assert cli("launch", "x", "--retry", "--trust").code == 1
+    assert f"trusts {stood_in.resolve()}" in log.read_text()  # of what a stranger's runs name, too

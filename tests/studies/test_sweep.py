@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,17 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import specs_to_plain
 from penstock.run.files.lock import RunLock
 from penstock.studies import tune
 from penstock.studies.space import grid_names, grid_values, read_space, split_values
-from penstock.studies.stored import STATE
+from penstock.studies.stored import STATE, stored_modules
 from penstock.studies.study import open_study
 from penstock.studies.trial import has_checkpoint
 from penstock.studies.tune import opened, prepared, sweep_settings
 from tests.studies.slots import fakes
 from tests.studies.slots.fakes import FAKE, queue_of, runs_of, statuses
-from tests.studies.test_study import EXP
+from tests.studies.test_study import EXP, spec as spec_of_cartpole
 
 # Grids
 
@@ -257,3 +259,20 @@ def test_scores_of_several_environments_have_no_best() -> None:
         search.tell(trial, 1.0)
     assert search.over
     assert search.best is None
+
+
+def test_a_run_of_a_sweep_that_does_not_report_the_metric_has_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.stand_in(FAKE, tmp_path, monkeypatch)
+    result = ps.launch(EXP, metric="eval/else", parallel=1, dir="s")
+    assert [(t.state, t.score) for t in result.trials] == [("finished", None)]
+    assert (result.best, result.experiment, result.preset) == (None, None, None)
+
+
+def test_modules_that_a_sweep_names_are_looked_for(tmp_path: Path) -> None:
+    exps = [replace(EXP, env=f"{name}:Env") for name in ("one", "other")]
+    space = {"env": ("one:Env", "other:Env"), "run.seed": (0,)}
+    spec = specs_to_plain(spec_of_cartpole())
+    tune.make_study(tmp_path, [(exp, spec) for exp in exps], sweep_settings(exps, space)).begin()
+    assert stored_modules(tmp_path) >= {"one", "other"}
