@@ -98,7 +98,7 @@ def _carry_out(study: Study, args: Any, trust: bool) -> int:
     goals = ", ".join(f"{goal:,}" for goal in search.scheduler.goals)
     looks = "" if study.sweep else f"; {search.scheduler.name} looks at {search.settings.metric} after {goals} steps"
     what = f"{left} of {counted(search.settings.trials, 'trial')} to do, {parallel} at a time{looks}"
-    print(f"{study.folder}: {what if left else 'nothing is left to do'}", flush=True)
+    print(f"{study.folder}: {what if left or args.confirm else 'nothing is left to do'}", flush=True)
     result = execute(study, parallel, trust=trust, backend=args.backend, address=args.address, cpus=args.cpus)
     _report(study, result)
     if result.stopped_by != "trials":
