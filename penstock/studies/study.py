@@ -288,7 +288,8 @@ class Study:
                 continue
             if name not in failed:
                 known = (*failed, *study)
-                raise ConfigError(f"--retry {name}: no such failed run in {self.folder}; {nearest(name, known)}")
+                hint = nearest(name, known) if known else "none has failed; leave --retry out"
+                raise ConfigError(f"--retry {name}: no such failed run in {self.folder}; {hint}")
             failed[name].state, failed[name].failures = "waiting", 0
 
     def _failed(self, trial: Trial, run: Run) -> None:

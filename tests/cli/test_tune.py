@@ -48,7 +48,7 @@ def test_a_search_from_the_line_to_its_best_settings(cli: Cli, tmp_path: Path) -
     for other, message in (
         ((*line, "--eta", "4"), "holds another search: eta was 3 and is 4"),
         (("tune", "x", "--trials", "4"), "--trials was given; only --parallel"),
-        (("tune", "x", "--retry", "trial-000"), "no such failed trial"),
+        (("tune", "x", "--retry", "trial-000"), "no such failed run in x; none has failed"),
     ):
         said = cli(*other)
         assert said.code == 2, said.both
