@@ -44,8 +44,8 @@ from penstock.core.errors import PenstockError
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.crashes import CrashEnv
 from penstock.processes.killing import MARK, new_mark
-from penstock.run.launch.slots import make_slots
-from penstock.run.launch.sweep import has_checkpoint
+from penstock.studies.slots.slots import make_slots
+from penstock.studies.trial import has_checkpoint
 from penstock.testing.samplers import EchoAgent, bits
 
 T, B, BATCHES, STRIKES = 8, 4, 12, 2

@@ -82,9 +82,9 @@ _WHERE = {
     "SAC": "penstock.algos.sac",
     "SelfPlay": "penstock.algos.self_play",
     "SampleBatch": "penstock.core.batch",
-    "SearchResult": "penstock.run.search.report",
     "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
+    "StudyResult": "penstock.studies.report",
     "TD3": "penstock.algos.td3",
     "TrainBatch": "penstock.core.batch",
     "Trainer": "penstock.run.trainer",
@@ -94,6 +94,7 @@ _WHERE = {
     "check_env": "penstock.envs.check",
     "concat_samples": "penstock.core.joining",
     "cosine": "penstock.core.schedule",
+    "launch": "penstock.studies.tune",
     "linear": "penstock.core.schedule",
     "evaluate": "penstock.run.playing.evaluation",
     "load": "penstock.run.entry",
@@ -109,8 +110,8 @@ _WHERE = {
     "timeslices": "penstock.core.joining",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
-    "trainable": "penstock.run.search.ray_tune",
-    "tune": "penstock.run.search.tune",
+    "trainable": "penstock.studies.ray_tune",
+    "tune": "penstock.studies.tune",
     "wrap_as_needed": "penstock.core.joining",
 }
 _MODULES = (
@@ -126,6 +127,7 @@ _MODULES = (
     "replay",
     "run",
     "samplers",
+    "studies",
     "testing",
     "workers",
 )
@@ -209,9 +211,6 @@ if TYPE_CHECKING:
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
     from penstock.run.result import Result as Result
-    from penstock.run.search.ray_tune import trainable as trainable
-    from penstock.run.search.report import SearchResult as SearchResult
-    from penstock.run.search.tune import tune as tune
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.asynchronous import (
         AsyncAlternatingSampler as AsyncAlternatingSampler,
@@ -230,6 +229,9 @@ if TYPE_CHECKING:
     from penstock.samplers.offline import OfflineSampler as OfflineSampler
     from penstock.samplers.runners.settings import RunnerSampler as RunnerSampler
     from penstock.samplers.serial import SerialSampler as SerialSampler
+    from penstock.studies.ray_tune import trainable as trainable
+    from penstock.studies.report import StudyResult as StudyResult
+    from penstock.studies.tune import launch as launch, tune as tune
 
 
 def __getattr__(name: str) -> Any:

@@ -24,8 +24,8 @@ import penstock.workers.env_worker
 from penstock.actors import runner_process
 from penstock.processes import child
 from penstock.processes.tie import settle
-from penstock.run.launch import slot_process
 from penstock.samplers import cpu
+from penstock.studies.slots import slot_process
 from penstock.workers.checking import CheckingProcess
 from penstock.workers.host import run_process
 
@@ -34,7 +34,7 @@ MAINS: dict[str, Callable[[], None]] = {
     "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
     "penstock.workers.checking": partial(run_process, CheckingProcess),
     "penstock.actors.runner_process": runner_process.main,
-    "penstock.run.launch.slot_process": slot_process.main,
+    "penstock.studies.slots.slot_process": slot_process.main,
 }
 
 

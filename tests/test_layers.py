@@ -32,7 +32,8 @@ BELOW = {
     },
 }
 BELOW["testing"] = {*BELOW["run"], "run"}
-BELOW["cli"] = {*BELOW["run"], "run"}
+BELOW["studies"] = {*BELOW["run"], "run"}
+BELOW["cli"] = {*BELOW["studies"], "studies"}
 ALSO = {
     "learn": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "shown"))},
     "algos": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},

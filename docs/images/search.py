@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from penstock.run.search.search import Search, SearchSettings
+from penstock.studies.search import Search, SearchSettings
 
 HERE = Path(__file__).parent
 INK, FAINT, EDGE, DONE, GREY, COPY = "#1f2933", "#7b8794", "#9fb3c8", "#bdd7ee", "#e4e7eb", "#d9480f"
@@ -116,7 +116,7 @@ def holds(out: Path) -> None:
 
     search = "scheduler: who goes on, who ends\nOptuna: which settings are next\nlauncher: a process for each slot"
     box(2, 16, 30, 13, "penstock tune", search, "#f4e6c3")
-    box(2, 1, 30, 10, "search.json, best.toml, plots/", "values, scores, states of all trials", "#ffffff")
+    box(2, 1, 30, 10, "study.json, best.toml, plots/", "values, scores, states of all trials", "#ffffff")
     box(45, 21, 25, 11, "slot 1, CPU 0", "penstock train, or resume,\nto the trial's next goal", DONE)
     box(45, 4, 25, 11, "slot 2, CPU 1", "penstock train, or resume,\nto the trial's next goal", DONE)
     box(83, 21, 25, 11, "trial-000/", "checkpoints, metrics, config:\nan ordinary run", "#ffffff")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.run.search.stored import STATE
+from penstock.studies.stored import STATE
 from tests.cli.short import SHORT, Cli, config, metrics
 
 SEARCH = (
@@ -38,7 +38,7 @@ def test_a_search_from_the_line_to_its_best_settings(cli: Cli, tmp_path: Path) -
     for again in (line, ("tune", "x")):
         said = cli(*again)
         assert said.code == 0, said.both
-        assert "x: 0 of 3 trials to do" in said.out
+        assert "x: nothing is left to do" in said.out
         assert (tmp_path / "x" / STATE).read_bytes() == before
     preset = ("--preset-file", "x/best.toml", "--run.eval-episodes", "1")
     said = cli("train", "a2c", "--env", "CartPole-v1", *preset, "--run.dir", "best")
@@ -48,7 +48,7 @@ def test_a_search_from_the_line_to_its_best_settings(cli: Cli, tmp_path: Path) -
     for other, message in (
         ((*line, "--eta", "4"), "holds another search: eta was 3 and is 4"),
         (("tune", "x", "--trials", "4"), "--trials was given; only --parallel"),
-        (("tune", "x", "--retry", "trial-000"), "no such failed trial"),
+        (("tune", "x", "--retry", "trial-000"), "no such failed run in x; none has failed"),
     ):
         said = cli(*other)
         assert said.code == 2, said.both
@@ -87,7 +87,7 @@ WRONG = (
     ((*SEARCH, "--schedular", "asha"), "did you mean --scheduler"),
     ((*SEARCH, "--scheduler", "bohb"), "--scheduler bohb"),
     ((*SEARCH, "--run.eval-episodes", "0", "--metric", "eval/mean_reward"), "no trial would have it"),
-    (("tune", "nowhere/x"), "no search.json"),
+    (("tune", "nowhere/x"), "no study.json"),
 )
 
 

@@ -116,7 +116,7 @@ def sharded(backend: Any) -> Iterator[Round]:
 
 @contextmanager
 def launched(backend: Any) -> Iterator[Round]:
-    from penstock.run.launch.slots import make_slots
+    from penstock.studies.slots.slots import make_slots
 
     slots = make_slots(backend, 1)
     try:

@@ -198,7 +198,7 @@ def test_trials_and_sweeps_start_from_them_too(runs: Path, tmp_path: Path) -> No
     assert [t.state for t in found.trials] == ["finished"] * 2
     for trial in found.trials:
         assert same(parameters(trial.run_dir, "c"), parameters(runs / "two", "b"))
-    stored = json.loads((tmp_path / "search" / "search.json").read_text())["settings"]["init"]
+    stored = json.loads((tmp_path / "search" / "study.json").read_text())["settings"]["init"]
     assert stored == {"c": [str(runs / "two"), "b"], "a": [str(runs / "plain"), ""]}
     again = ps.tune(
         exp, {"algo.algos.a.lr": [1e-3, 1e-2]}, trials=2, scheduler="none", metric="time/total_timesteps",

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.run.files.trust import VARIABLE
 from penstock.run.playing.evaluation import evaluate
-from penstock.run.search.fork import copy_parameters
+from penstock.studies.fork import copy_parameters
 from tests.run.cartpole import CARTPOLE, at
 from tests.run.files.forging import with_config
 from tests.run.files.test_trust import code, refused, state, trained
@@ -24,15 +24,13 @@ PACKAGE = Path(__file__).parents[3] / "penstock"
 CALLERS = {
     ("run/files/stored.py", "read_config"): "vouched",
     ("run/files/settings_file.py", "require_trust"): "vouched",
-    ("run/launch/sweep.py", "require_trust"): "vouched",
-    ("run/search/queue.py", "open_search"): "vouched",
-    ("run/search/fork.py", "copy_parameters"): "trusted",
-    ("run/search/fork.py", "fork_run"): "written",
-    ("run/search/queue.py", "begin"): "written",
-    ("run/search/queue.py", "_write_settings"): "written",
-    ("run/search/report.py", "write_preset"): "written",
+    ("studies/study.py", "open_study"): "vouched",
+    ("studies/fork.py", "copy_parameters"): "trusted",
+    ("studies/fork.py", "fork_run"): "written",
+    ("studies/study.py", "begin"): "written",
+    ("studies/study.py", "_write_settings"): "written",
+    ("studies/report.py", "write_preset"): "written",
     ("run/files/rundir.py", "write_config"): "written",
-    ("cli/launch.py", "run"): "written",
 }
 """`vouched`: in the body of `if trust:`. `trusted`: of `if is_trusted(...)`, asked for these very bytes. `written`: after
 the same function wrote it, which reads no file of settings."""

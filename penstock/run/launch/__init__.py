@@ -1,1 +1,0 @@
-"""Many runs on one machine."""

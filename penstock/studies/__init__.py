@@ -1,0 +1,1 @@
+"""Many runs: trials in slots, sweeps and searches, their queue, display and result."""
