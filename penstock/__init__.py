@@ -84,6 +84,7 @@ _WHERE = {
     "SampleBatch": "penstock.core.batch",
     "Schedule": "penstock.core.schedule",
     "SerialSampler": "penstock.samplers.serial",
+    "Share": "penstock.core.spec",
     "StudyResult": "penstock.studies.report",
     "TD3": "penstock.algos.td3",
     "TrainBatch": "penstock.core.batch",
@@ -181,7 +182,7 @@ if TYPE_CHECKING:
     )
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
-    from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec
+    from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec, Share as Share
     from penstock.envs.check import check_env as check_env
     from penstock.envs.make import EnvConfig as EnvConfig
     from penstock.learn.algorithm import Loss as Loss, ResultDict as ResultDict

@@ -30,6 +30,23 @@ STATE_KEY = "state"
 """Key of a Dict observation under which the state of all agents of an environment stands, for critics and mixers."""
 
 
+class Share(NamedTuple):
+    """The slots of one sampler among those of all samplers of a run."""
+
+    first_slot: int = 0
+    """Number of its first slot, by which noise, environment seeds and messages go."""
+    total_slots: int | None = None
+    """Of all samplers, over which ladders of epsilon are spread; None: this one has the last of them."""
+
+    def part(self, start: int, slots: int) -> Share:
+        """The share of slots from `start` of this one's on, of at least so many in this one."""
+        return Share(self.first_slot + start, max(self.total_slots or 0, self.first_slot + slots))
+
+
+WHOLE = Share()
+"""Of a sampler that has all slots."""
+
+
 class BatchSpec(NamedTuple):
     """The leading dimensions of a batch: T time steps of B slots."""
 

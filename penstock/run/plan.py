@@ -11,7 +11,7 @@ from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError
-from penstock.core.spec import BatchSpec, Specs
+from penstock.core.spec import WHOLE, BatchSpec, Share, Specs
 from penstock.core.tree import Tree
 from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
@@ -63,10 +63,8 @@ class Plan:
     eval_env: EnvConfig
     """The environment of evaluations."""
     eval_seating: Seating
-    first_slot: int = 0
-    """Number of the first slot among those of the whole run."""
-    total_slots: int | None = None
-    """Number of slots of the whole run, over which ladders of epsilon are spread; None: this sampler has them all."""
+    share: Share = WHOLE
+    """The sampler's slots among those of the whole run."""
 
     @classmethod
     def of(cls, made_from: Experiment | Plan, ahead: bool = False) -> Plan:
@@ -122,9 +120,8 @@ class Plan:
 
     def among(self, runners: int) -> list[Plan]:
         """This plan for each of so many runners that have its sampler, whose slots begin where its own do."""
-        first, B = self.first_slot, self.fragment.B
-        total = max(self.total_slots or 0, first + runners * B)
-        return [replace(self, first_slot=first + i * B, total_slots=total) for i in range(runners)]
+        B = self.fragment.B
+        return [replace(self, share=self.share.part(i * B, runners * B)) for i in range(runners)]
 
     def make_policy(self, device: str | None = None) -> LoadedPolicy:
         """A new policy on a device, by default the run's, at the start of its schedules.
@@ -146,7 +143,7 @@ class Plan:
 
     def make_sampler(self) -> Sampler:
         """A live sampler of the plan's slots."""
-        return self.sampler.build(self.env, self.seed, first_slot=self.first_slot, total_slots=self.total_slots)
+        return self.sampler.build(self.env, self.seed, share=self.share)
 
     def make_evaluator(self) -> Evaluator:
         """Environments of evaluations, in this process."""
@@ -154,11 +151,11 @@ class Plan:
 
     def make(self) -> LiveSampler:
         """The live sampler of one runner, whose activity another process can read."""
-        return SamplerShare(self.sampler, self.env, self.seed, self.first_slot, self.total_slots).make()
+        return SamplerShare(self.sampler, self.env, self.seed, self.share).make()
 
     def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[Installed, dict[str, Any]]:
         """The policy's agents as they act for batches of this T and B; and what `Installed.take` returned of them."""
-        acting = Installed(self.seating, batch, self.env.all_info_keys, self.first_slot, self.total_slots)
+        acting = Installed(self.seating, batch, self.env.all_info_keys, self.share)
         return acting, acting.take(agents_of(policy))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from penstock.agents.agent import Agent, Agents
 from penstock.agents.parameters import copy_parameters, parameters_of
 from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.slab import places, share, view
-from penstock.core.spec import EnvSpec
+from penstock.core.spec import WHOLE, EnvSpec, Share
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.ids import entries_to_ship
@@ -64,17 +64,14 @@ class AsyncLive(Evaluates):
         config: EnvConfig,
         seed: int,
         workers: Workers,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
     ) -> None:
         inner = settings.inner
         self.batch_spec, self._exact = inner.spec, settings.weights == "exact"
         self._ahead = Ahead(settings.depth)
         self._workers, self._name, self._env_name = workers, f"{type(inner).__name__} on {config.name}", config.name
         self._seed, self._evaluation_seed = seed, seed
-        self._make = MakeInner(
-            inner, config, seed, first_slot, total_slots, entries_to_ship(config.name, config.for_evaluation.name)
-        )
+        self._make = MakeInner(inner, config, seed, share, entries_to_ship(config.name, config.for_evaluation.name))
         self._block = workers.control.blocks[0]
         self._attached: AttachInner | None = None
         self._continues: SetInner | None = None
@@ -87,7 +84,7 @@ class AsyncLive(Evaluates):
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
         """Keys of the env info in every batch."""
-        self._installed = Installed(config.seated(self.spec), self.batch_spec, self.info_keys, first_slot, total_slots)
+        self._installed = Installed(config.seated(self.spec), self.batch_spec, self.info_keys, share)
         self.specs: Mapping[str, EnvSpec] = self._installed.seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
 

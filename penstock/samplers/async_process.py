@@ -15,6 +15,7 @@ import torch
 from penstock.agents.agent import Agents
 from penstock.agents.parameters import parameters_of
 from penstock.core.slab import view
+from penstock.core.spec import Share
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
@@ -41,8 +42,7 @@ class MakeInner:
     inner: Any
     config: EnvConfig
     seed: int
-    first_slot: int
-    total_slots: int | None
+    share: Share
     entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
 
@@ -128,8 +128,7 @@ class AsyncHost(Host):
             self.inner = message.inner.build(
                 message.config,
                 message.seed,
-                first_slot=message.first_slot,
-                total_slots=message.total_slots,
+                share=message.share,
                 shared=shared,
             )
             return {"spec": self.inner.spec.to_plain(), "info_keys": list(self.inner.info_keys)}

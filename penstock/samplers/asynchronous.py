@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Positive, Whole, check_settings
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.async_live import AsyncLive
 from penstock.samplers.cpu import CpuSampler
@@ -83,14 +83,12 @@ class AsyncSampler(SamplerSettings):
         env: EnvConfig | str | Callable[..., Any],
         seed: int = 0,
         *,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
     ) -> AsyncLive:
         """The live sampler, its process started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
-            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            share: its slots among those of several samplers; by default they are all there are.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
@@ -108,7 +106,7 @@ class AsyncSampler(SamplerSettings):
             module="penstock.samplers.async_process",
         )
         try:
-            return AsyncLive(self, config, seed, workers, first_slot, total_slots)
+            return AsyncLive(self, config, seed, workers, share)
         except BaseException:
             workers.close()
             raise

@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Limit, Positive, Unit, Whole, check_settings
 from penstock.core.machine import counted
 from penstock.core.placement import Placement
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.processes.forking import start_ahead
@@ -145,8 +145,7 @@ class WorkerSampler(SamplerSettings):
         self,
         config: EnvConfig,
         seed: int,
-        first_slot: int,
-        total_slots: int | None,
+        share: Share,
         shared: Shared | None,
         server: Server,
         exclusive: bool = False,
@@ -157,11 +156,11 @@ class WorkerSampler(SamplerSettings):
             server: runs the loop, here or in the workers. exclusive: never have two groups stepping at a time.
         """
         workers = self.start_workers(
-            config, seed + first_slot, self.processes + (not server.remote), shared, acting=server.remote
+            config, seed + share.first_slot, self.processes + (not server.remote), shared, acting=server.remote
         )
         try:
             pool = ProcessPool(
-                workers, TRAINING, config, seed, self.B, PoolSettings.of(self), self.groups, exclusive, first_slot
+                workers, TRAINING, config, seed, self.B, PoolSettings.of(self), self.groups, exclusive, share.first_slot
             )
             return LiveSampler(
                 self.spec,
@@ -171,8 +170,7 @@ class WorkerSampler(SamplerSettings):
                 self.discount,
                 self.journal_steps,
                 server=server,
-                first_slot=first_slot,
-                total_slots=total_slots,
+                share=share,
             )
         except BaseException:
             workers.close()
@@ -206,15 +204,13 @@ class CpuSampler(WorkerSampler):
         env: EnvConfig | str | Callable[..., Any],
         seed: int = 0,
         *,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
         shared: Shared | None = None,
     ) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
-            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            share: its slots among those of several samplers; by default they are all there are.
             shared: memory that another process is to see the batches in.
 
         Raises:
@@ -222,4 +218,4 @@ class CpuSampler(WorkerSampler):
             EnvWorkerError: the environment's own code raised while it was made.
         """
         config = as_env_config(env)
-        return self.over_workers(config, seed, first_slot, total_slots, shared, WorkerActors())
+        return self.over_workers(config, seed, share, shared, WorkerActors())

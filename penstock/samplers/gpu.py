@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.agents.parameters import require_device
 from penstock.core.errors import ConfigError, NativeEnvError
+from penstock.core.spec import WHOLE, Share
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import require_next_step, resized
 from penstock.envs.pools.native_groups import NativeGroups
@@ -39,15 +40,13 @@ class GpuSampler(WorkerSampler):
         env: EnvConfig | str | Callable[..., Any],
         seed: int = 0,
         *,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
         shared: Shared | None = None,
     ) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
-            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            share: its slots among those of several samplers; by default they are all there are.
             shared: memory that another process is to see the batches in.
 
         Raises:
@@ -58,16 +57,14 @@ class GpuSampler(WorkerSampler):
         if self.device is not None:
             require_device(self.device, "sampler.device")
         if resized(config, self.B) is not config:  # it takes `num_envs`
-            return self._over_native_groups(config, seed, first_slot, total_slots, shared)
+            return self._over_native_groups(config, seed, share, shared)
         try:
             server = ActionServer(self.device, self.cuda_graph)
-            return self.over_workers(config, seed, first_slot, total_slots, shared, server, not self.overlap)
+            return self.over_workers(config, seed, share, shared, server, not self.overlap)
         except NativeEnvError:
-            return self._over_native_groups(config, seed, first_slot, total_slots, shared)
+            return self._over_native_groups(config, seed, share, shared)
 
-    def _over_native_groups(
-        self, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None, shared: Shared | None
-    ) -> LiveSampler:
+    def _over_native_groups(self, config: EnvConfig, seed: int, share: Share, shared: Shared | None) -> LiveSampler:
         """The live sampler over a native batched environment for each group, and no worker processes."""
         require_next_step(self)
         default = next(f.default for f in fields(self) if f.name == "workers")
@@ -83,7 +80,7 @@ class GpuSampler(WorkerSampler):
             self.groups,
             exclusive=not self.overlap,
             step_timeout_s=self.step_timeout_s,
-            first_slot=first_slot,
+            first_slot=share.first_slot,
             mark=None if shared is None else shared.mark,
         )
         return LiveSampler(
@@ -95,8 +92,7 @@ class GpuSampler(WorkerSampler):
             0,
             server=ActionServer(self.device, self.cuda_graph),
             slab=None if shared is None else shared.slab,
-            first_slot=first_slot,
-            total_slots=total_slots,
+            share=share,
         )
 
 

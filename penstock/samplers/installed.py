@@ -14,7 +14,7 @@ from penstock.agents.agent import Agent, Agents
 from penstock.core.batch import ROWS_AND_NEXT, AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share
-from penstock.core.spec import BatchSpec, EnvSpec, allocate
+from penstock.core.spec import BatchSpec, EnvSpec, Share, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import BatchColumns
 from penstock.envs.seats import Seating
@@ -29,10 +29,10 @@ class Installed:
 
     Args:
         seating: of each environment, which is a slot. info_keys: of the environment's info.
-        first_slot: number of the sampler's first slot among `total_slots` of several samplers; None for B slots in all.
+        share: its slots among those of several samplers.
 
     Raises:
-        ConfigError: the sampler's slots lie outside of `total_slots`.
+        ConfigError: the sampler's slots lie outside of `share.total_slots`.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Installed:
         seating: Seating,
         batch_spec: BatchSpec,
         info_keys: tuple[str, ...],
-        first_slot: int,
-        total_slots: int | None,
+        share: Share,
     ) -> None:
         self._batch_spec, self._info_keys, self.seating = batch_spec, info_keys, seating
         self.many = seating.many
         """Batches are MultiAgentBatch."""
+        first_slot, total_slots = share
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if first_slot < 0 or self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(

@@ -12,7 +12,7 @@ from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
-from penstock.core.spec import SHARED, BatchSpec, EnvSpec
+from penstock.core.spec import SHARED, WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
@@ -41,7 +41,7 @@ class LiveSampler(Evaluates):
     Args:
         discount: of the logged episode returns, None for 0.99. journal_steps: rows of actions kept for replays.
         server: runs the loop; None for this thread. slab: descriptor of the shared memory to hold the batches.
-        first_slot: number of the first slot among `total_slots` of several samplers.
+        share: its slots among those of several samplers.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class LiveSampler(Evaluates):
         *,
         server: Server | None = None,
         slab: int | None = None,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
     ) -> None:
         require_members(pool, EnvPool if server is None else Source, "docs/writing-a-sampler.md")
         self.batch_spec, self.spec = batch_spec, pool.specs[0]
@@ -65,24 +64,24 @@ class LiveSampler(Evaluates):
         self.pool, self._config, self._seed = pool, config, seed
         self._device = pool.device
         self._discount = DISCOUNT if discount is None else discount
-        self._server, self._slab, self._first_slot = server, slab, first_slot
+        self._server, self._slab, self._first_slot = server, slab, share.first_slot
         self._collect = loop() if server is None else server.serve
         seating = config.seated(self.spec)
         self.specs: Mapping[str, EnvSpec] = seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
         try:
-            self._installed = Installed(seating, batch_spec, pool.info_keys, first_slot, total_slots)
+            self._installed = Installed(seating, batch_spec, pool.info_keys, share)
         except ConfigError:
             pool.close()
             raise
         self._bounds: list[OutOfBounds] | list[TensorBounds] = [
-            OutOfBounds(config, spec, first_slot, seats, policy if seating.many else "")
+            OutOfBounds(config, spec, share.first_slot, seats, policy if seating.many else "")
             for (policy, spec), seats in zip(self.specs.items(), pool.seats)
         ]
         B = batch_spec.B
         self._account: Account
         if pool.device is not None:
-            self._bounds = [TensorBounds(config, self.spec, first_slot, pool.device)]
+            self._bounds = [TensorBounds(config, self.spec, share.first_slot, pool.device)]
             self._account = TensorAccount(B, self._discount, pool.device)
         elif seating.many:
             self._account = LogAccount(seating, B)

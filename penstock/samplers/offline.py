@@ -14,6 +14,7 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, check_settings
 from penstock.core.machine import free_memory
+from penstock.core.spec import WHOLE, Share
 from penstock.datasets.episode import EpisodeSource, check_spec
 from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
@@ -71,14 +72,13 @@ class OfflineSampler(SamplerSettings):
         env: EnvConfig | str | Callable[..., Any],
         seed: int = 0,
         *,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
         shared: Shared | None = None,
     ) -> OfflineLive:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot, total_slots: its place among the slots of several samplers, to which episodes are dealt in turn.
+            share: its slots among those of several samplers, to which episodes are dealt in turn.
 
         Raises:
             ConfigError: no dataset, a damaged or half-written one, or one of other spaces than the environment's.
@@ -104,7 +104,7 @@ class OfflineSampler(SamplerSettings):
             self._check_room(source)
             if self.verify:
                 source.verify(config.checks)
-            live = OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount, first_slot, total_slots)
+            live = OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount, share)
             stack.pop_all()
             return live
 

@@ -20,7 +20,7 @@ from penstock.agents.parameters import agent_device
 from penstock.core.batch import AnyBatch, Inputs, SampleBatch, carry_over, padded_rows
 from penstock.core.errors import CheckpointError
 from penstock.core.noise import Purpose, generator
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.envs.seats import Seating
@@ -40,7 +40,7 @@ class OfflineLive(Evaluates):
 
     Args:
         evaluator: plays the evaluations, and knows the environment; shut down with this sampler.
-        first_slot: number of the first slot among `total_slots` of several samplers; None for B.
+        share: its slots among those of several samplers.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class OfflineLive(Evaluates):
         seed: int,
         shuffle: bool,
         discount: float | None,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
     ) -> None:
         B = batch_spec.B
         self.batch_spec, self.spec = batch_spec, evaluator.spec
@@ -60,10 +59,10 @@ class OfflineLive(Evaluates):
         self._stats = EpisodeStats(B, DISCOUNT if discount is None else discount)
         self.info_keys = evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
-        self._installed = Installed(Seating.alone(self.spec), batch_spec, self.info_keys, first_slot, total_slots)
+        self._installed = Installed(Seating.alone(self.spec), batch_spec, self.info_keys, share)
         self.specs = self._installed.seating.by_id
         """By policy id: one, under `shared`."""
-        self._first_slot, slots = first_slot, self._installed.total_slots
+        self._first_slot, slots = share.first_slot, self._installed.total_slots
         self._order: tuple[int, Any] = (-1, None)
         self._begun = self._once = False
         self._steps = 0

@@ -11,7 +11,7 @@ from penstock.core.batch import AnyBatch
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.protocols import required
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.samplers import SAMPLERS
 from penstock.samplers.episodes import Episodes
 from penstock.workers.shares import even_split
@@ -142,12 +142,11 @@ class SamplerSettings(Protocol):
         return BatchSpec(own.T, own.B)
 
     @required
-    def build(self, env: Any, seed: int = 0, *, first_slot: int = 0, total_slots: int | None = None) -> Sampler:
+    def build(self, env: Any, seed: int = 0, *, share: Share = WHOLE) -> Sampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
-            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            share: its slots among those of several samplers; by default they are all there are.
         """
         ...
 

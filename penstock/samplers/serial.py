@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
+from penstock.core.spec import WHOLE, Share
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.making import pool_for
 from penstock.envs.pools.native import require_next_step
@@ -51,15 +52,13 @@ class SerialSampler(SamplerSettings):
         env: EnvConfig | str | Callable[..., Any],
         seed: int = 0,
         *,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
         shared: Watched | None = None,
     ) -> LiveSampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
-            total_slots: of all of them, over which ladders of epsilon are spread; None for B.
+            share: its slots among those of several samplers; by default they are all there are.
             shared: memory that another process reads activity in, and batches where it has a slab.
 
         Raises:
@@ -68,7 +67,7 @@ class SerialSampler(SamplerSettings):
         config = as_env_config(env)
         journal_steps = self.journal_steps
         mark = None if shared is None else shared.mark
-        pool: EnvPool | None = batched_pool(config, seed, self.B, first_slot, mark)
+        pool: EnvPool | None = batched_pool(config, seed, self.B, share.first_slot, mark)
         if pool is not None:
             try:
                 self._require_plain(pool, config, shared)
@@ -80,7 +79,7 @@ class SerialSampler(SamplerSettings):
             pool = pool_for(
                 config,
                 seed,
-                slice(first_slot, first_slot + self.B),
+                slice(share.first_slot, share.first_slot + self.B),
                 replace(
                     PoolSettings.of(self),
                     mark=mark,
@@ -96,8 +95,7 @@ class SerialSampler(SamplerSettings):
             self.discount,
             journal_steps,
             slab=None if shared is None else shared.slab,
-            first_slot=first_slot,
-            total_slots=total_slots,
+            share=share,
         )
 
     def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: Watched | None) -> None:

@@ -88,7 +88,7 @@ def test_native_environments_step_in_groups_without_a_worker(sampler: Any, monke
 
     monkeypatch.setattr(gpu, "NativeGroups", groups)
     settings = sampler(8, 6, step_timeout_s=7.0)
-    live = settings.build(Takes, 5, first_slot=6, total_slots=12)
+    live = settings.build(Takes, 5, share=ps.Share(6, 12))
     live.shutdown()
     expected = {"exclusive": not settings.overlap, "step_timeout_s": 7.0, "first_slot": 6, "mark": None}
     assert made == [((5, 6, settings.groups), expected)]

@@ -21,7 +21,7 @@ OTHER = EnvSpec(LeafSpec("box", (2,), "float32", -1.0, 1.0), SPEC.action)
 
 
 def installed(first_slot: int = 0, total_slots: int | None = None) -> Installed:
-    return Installed(Seating.alone(SPEC), BatchSpec(5, 2), ("score",), first_slot, total_slots)
+    return Installed(Seating.alone(SPEC), BatchSpec(5, 2), ("score",), ps.Share(first_slot, total_slots))
 
 
 def test_before_initialize_and_after_shutdown_there_is_no_agent() -> None:

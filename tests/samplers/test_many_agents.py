@@ -43,7 +43,7 @@ def echoes(kind: str, who: Any, **config: Any) -> EnvConfig:
 @pytest.mark.parametrize("kind", ["parallel", "turns"])
 def test_every_row_state_and_episode_is_a_plain_loops(kind: str, who: Any, T: int) -> None:
     config, rows = echoes(kind, who), Rows()
-    sampler = ps.SerialSampler(T=T, B=3).build(config, 5, first_slot=4)
+    sampler = ps.SerialSampler(T=T, B=3).build(config, 5, share=ps.Share(4))
     sampler.initialize(agents_of(sampler), buffers=2)
     for k in range(-(-120 // T)):
         rows.take(*sampler.obtain_samples(k), k)

@@ -33,7 +33,7 @@ PLACED: dict[str, Any] = {
 
 def outcome(settings: Any, config: Any, batches: int, evaluate: bool) -> list[Any]:
     """Bits of batches, episodes and evaluations."""
-    sampler = settings.build(config, 3, first_slot=2)
+    sampler = settings.build(config, 3, share=ps.Share(2))
     try:
         sampler.initialize(agents_of(sampler))
         found: list[Any] = []

@@ -148,7 +148,7 @@ def test_each_once_holds_every_episode_once_and_changes_nothing_after_it(T: int,
         assert bits(one) == bits(other)
         assert episodes.return_.tolist() == alike.return_.tolist()
     assert sampler.metrics() == fresh.metrics()
-    two = [ps.OfflineSampler(str(path), T=T, B=B).build(echo_config(False), 3, first_slot=i * B, total_slots=2 * B)
+    two = [ps.OfflineSampler(str(path), T=T, B=B).build(echo_config(False), 3, share=ps.Share(i * B, 2 * B))
            for i in range(2)]  # fmt: skip
     parts = []
     for each in two:

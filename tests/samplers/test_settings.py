@@ -251,8 +251,8 @@ class Own(SamplerSettings):
     speed: int = 1
     discount: float | None = None
 
-    def build(self, env: Any, seed: int = 0, *, first_slot: int = 0, total_slots: int | None = None) -> Any:
-        return ps.SerialSampler(self.T, self.B).build(env, seed, first_slot=first_slot, total_slots=total_slots)
+    def build(self, env: Any, seed: int = 0, *, share: Any = None) -> Any:
+        return ps.SerialSampler(self.T, self.B).build(env, seed, share=share or ps.Share())
 
 
 def test_settings_of_ones_own_answer_by_what_they_keep() -> None:

@@ -59,8 +59,8 @@ def test_two_samplers_of_eight_slots_equal_one_of_sixteen(place: str, case: str)
     env, algo = CASES[case]
     samplers = [
         started(PLACES[place](16), env, algo),
-        started(PLACES[place](8), env, algo, first_slot=0, total_slots=16),
-        started(PLACES[place](8), env, algo, first_slot=8, total_slots=16),
+        started(PLACES[place](8), env, algo, share=ps.Share(0, 16)),
+        started(PLACES[place](8), env, algo, share=ps.Share(8, 16)),
     ]
     try:
         explored = set[bytes]()
@@ -89,13 +89,13 @@ def test_two_offline_samplers_deal_episodes_as_one(tmp_path: Path) -> None:
     def make(B: int, **place: Any) -> Any:
         return started(ps.OfflineSampler(str(tmp_path / "data"), T=40, B=B), "CartPole-v1", algo, **place)
 
-    samplers = [make(7), make(3, first_slot=0, total_slots=7), make(4, first_slot=3, total_slots=7)]
+    samplers = [make(7), make(3, share=ps.Share(0, 7)), make(4, share=ps.Share(3, 7))]
     for itr in range(9):
         whole, *halves = [sampler.obtain_samples(itr)[0] for sampler in samplers]
         for at, half in zip((0, 3), halves):
             assert bits(half) == bits(whole[:, at : at + half.spec.B])
         if itr == 4:  # in the middle of episodes and passes
-            resumed = make(4, first_slot=3, total_slots=7)
+            resumed = make(4, share=ps.Share(3, 7))
             resumed.load_state_dict(samplers[2].state_dict())
             samplers[2].shutdown()
             samplers[2] = resumed
@@ -106,7 +106,7 @@ def test_two_offline_samplers_deal_episodes_as_one(tmp_path: Path) -> None:
 
 def test_native_pools_of_two_samplers_play_other_episodes() -> None:
     env = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
-    samplers = [started(ps.SerialSampler(T, 4), env, ps.PPO(), first_slot=at, total_slots=8) for at in (0, 4)]
+    samplers = [started(ps.SerialSampler(T, 4), env, ps.PPO(), share=ps.Share(at, 8)) for at in (0, 4)]
     first, second = (sampler.obtain_samples(0)[0].obs[0] for sampler in samplers)
     assert not np.isclose(first, second).any()
     for sampler in samplers:
@@ -137,7 +137,7 @@ class Fails(gym.Wrapper):  # pyright: ignore
 def test_messages_name_the_slot_among_all(place: str) -> None:
     settings = PLACES[place](4) if place == "alternating" else type(PLACES[place](4))(T, 4)
     config = EnvConfig("CartPole-v1", wrappers=(lambda env: Fails(env, env_seed(7, 13, 0)),))
-    sampler = started(settings, config, ps.PPO(), first_slot=12, total_slots=16)
+    sampler = started(settings, config, ps.PPO(), share=ps.Share(12, 16))
     try:
         with pytest.raises(
             EnvWorkerError, match=r"slot 13 of CartPole-v1 in step\(\) at episode 0, step 2, .*boiler burst"
@@ -150,7 +150,7 @@ def test_messages_name_the_slot_among_all(place: str) -> None:
 @pytest.mark.parametrize("kind", [ps.CpuSampler, ps.AlternatingSampler])
 def test_a_death_names_the_slot_among_all(kind: Any) -> None:
     config = EnvConfig("CartPole-v1", wrappers=(lambda env: Fails(env, env_seed(7, 13, 0), dies=True),))
-    sampler = started(kind(T, 4, fault_policy="raise"), config, ps.PPO(), first_slot=12, total_slots=16)
+    sampler = started(kind(T, 4, fault_policy="raise"), config, ps.PPO(), share=ps.Share(12, 16))
     try:
         with pytest.raises(
             EnvWorkerError, match=r"slot 13 of CartPole-v1 in step\(\) at episode 0, step 2, .*exit code 7"
@@ -177,7 +177,7 @@ class Blind(gym.Wrapper):  # pyright: ignore
 
 def test_a_late_violation_names_the_slot_among_all() -> None:
     config = EnvConfig("CartPole-v1", wrappers=(Blind,))
-    sampler = started(ps.SerialSampler(60, 1), config, ps.PPO(), first_slot=13, total_slots=16)
+    sampler = started(ps.SerialSampler(60, 1), config, ps.PPO(), share=ps.Share(13, 16))
     with pytest.raises(EnvContractError, match=r"slot 13 of CartPole-v1"):
         for itr in range(5):
             sampler.obtain_samples(itr)
@@ -193,14 +193,14 @@ def test_environments_are_closed_where_the_place_is_refused() -> None:
             super().close()
 
     with pytest.raises(ConfigError, match="total_slots=2"):
-        ps.SerialSampler(T, 3).build(EnvConfig("CartPole-v1", wrappers=(Closes,)), total_slots=2)
+        ps.SerialSampler(T, 3).build(EnvConfig("CartPole-v1", wrappers=(Closes,)), share=ps.Share(0, 2))
     assert len(closed) == 3
 
 
 @pytest.mark.parametrize(("first", "total"), [(8, 12), (-1, 16), (0, 7)])
 def test_slots_outside_of_all_are_refused(first: int, total: int) -> None:
     with pytest.raises(ConfigError, match=rf"first_slot={first} with B=8.*total_slots={total}; use total_slots >= "):
-        ps.SerialSampler(T, 8).build("CartPole-v1", first_slot=first, total_slots=total)
+        ps.SerialSampler(T, 8).build("CartPole-v1", share=ps.Share(first, total))
 
 
 def test_no_slot_shares_its_noise() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import penstock.actors.note as note
+from penstock.core.spec import Share
 from penstock.learn.algorithm import TrainingStepFn
 from penstock.learn.comm import Comm, GroupComm
 from penstock.learn.policy_set import AnyPolicy
@@ -65,7 +66,7 @@ class Rank:
         own = plan.sampler.shares(self.size)
         starts = np.cumsum([0, *(x.spec.B for x in own)]).tolist()
         slots = [slice(a, b) for a, b in zip(starts, starts[1:])]
-        mine = replace(plan, sampler=own[self.rank], first_slot=slots[self.rank].start, total_slots=starts[-1])
+        mine = replace(plan, sampler=own[self.rank], share=Share(slots[self.rank].start, starts[-1]))
         live = mine.make_sampler()
         try:
             return SharedSampler(live, self.comm(device), slots)

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.spec import SHARED, EnvSpec, describe
+from penstock.core.spec import SHARED, EnvSpec, Share, describe
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.seats import Seating
@@ -29,7 +29,9 @@ class Evaluator:
     def __init__(self, config: EnvConfig, seed: int, B: int) -> None:
         # Its training slots are never stepped; they come after those that train, for factories that ask for `slot`.
         self._config = config
-        self._sampler = SerialSampler(T=1, B=B if makes_vector_env(config, B) else 1).build(config, seed, first_slot=B)
+        self._sampler = SerialSampler(T=1, B=B if makes_vector_env(config, B) else 1).build(
+            config, seed, share=Share(B)
+        )
 
     def play(self, policy: AnyPolicy, itr: int, episodes: int, **how: Any) -> Episodes:
         """Episodes as of `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.

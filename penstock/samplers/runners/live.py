@@ -15,7 +15,7 @@ import numpy as np
 from penstock.agents.agent import Agent, Agents
 from penstock.core.batch import AnyBatch, SampleBatch, batches_of
 from penstock.core.errors import ConfigError
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import BatchSpec, Share
 from penstock.envs.make import EnvConfig
 from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
@@ -46,16 +46,14 @@ class RunnersLive(Evaluates):
         settings: RunnerSampler,
         config: EnvConfig,
         seed: int,
-        first_slot: int,
-        total_slots: int | None,
+        share: Share,
         parts: list[range],
         ahead: int,
     ) -> None:
         inner, n = settings.inner, settings.runners
         T, B = inner.spec
-        total = max(total_slots or 0, first_slot + n * B)
         self.runners = Runners(
-            [SamplerShare(inner, config, seed, first_slot + i * B, total) for i in range(n)],
+            [SamplerShare(inner, config, seed, share.part(i * B, n * B)) for i in range(n)],
             settings.made_backend(config, seed),
             deadline_s=settings.deadline_s,
             start_timeout_s=settings.start_timeout_s,
@@ -77,8 +75,7 @@ class RunnersLive(Evaluates):
                     inner.discount,
                     inner.journal_steps,
                     server=RunnerServer(),
-                    first_slot=first_slot + part.start * B,
-                    total_slots=total,
+                    share=share.part(part.start * B, n * B),
                 )
                 for part, pool in zip(parts, self._pools)
             ]
@@ -141,11 +138,9 @@ class RoundsLive(RunnersLive):
     It acts with the parameters of version k - depth (0 at first), as of an AsyncSampler with `weights="exact"`.
     """
 
-    def __init__(
-        self, settings: RunnerSampler, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None
-    ) -> None:
+    def __init__(self, settings: RunnerSampler, config: EnvConfig, seed: int, share: Share) -> None:
         parts = [range(settings.runners)]
-        super().__init__(settings, config, seed, first_slot, total_slots, parts, settings.depth)
+        super().__init__(settings, config, seed, share, parts, settings.depth)
         self._live, self._pool, self._ahead = self._lives[0], self._pools[0], self._queues[0]
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.batch import AnyBatch, batches_of
 from penstock.core.errors import CheckpointError
+from penstock.core.spec import Share
 from penstock.core.trace import WAIT, timed
 from penstock.envs.make import EnvConfig
 from penstock.samplers.accounts.ahead import waiting_state
@@ -28,11 +29,9 @@ class ReadyLive(RunnersLive):
 
     _whole = False
 
-    def __init__(
-        self, settings: RunnerSampler, config: EnvConfig, seed: int, first_slot: int, total_slots: int | None
-    ) -> None:
+    def __init__(self, settings: RunnerSampler, config: EnvConfig, seed: int, share: Share) -> None:
         parts = [range(i, i + 1) for i in range(settings.runners)]
-        super().__init__(settings, config, seed, first_slot, total_slots, parts, max(settings.depth, 1) - 1)
+        super().__init__(settings, config, seed, share, parts, max(settings.depth, 1) - 1)
         n = settings.runners
         self._served = [0] * n
         self._since = [0.0] * n  # when each runner got its oldest request, or delivered last

@@ -161,7 +161,7 @@ class Runners:
         """
         where, self._where[i] = self._where[i], ""
         maker = self._makers[i]
-        place = f"runner {i}{where}, slots {maker.first_slot} to {maker.first_slot + self.fragment.B - 1}"
+        place = f"runner {i}{where}, slots {maker.share.first_slot} to {maker.share.first_slot + self.fragment.B - 1}"
         text = f"{place}: {error}{self._stuck(i) if error.kind == 'timeout' else ''}"
         self.backend.kill(self.handles[i])
         self._starting.pop(i, None)

@@ -11,7 +11,7 @@ from penstock.actors.make import BackendName, make_backend
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, NotNegative, Positive, Whole, check_settings
 from penstock.core.machine import counted
-from penstock.core.spec import BatchSpec, EnvSpec
+from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.runners.live import RoundsLive
@@ -121,21 +121,19 @@ class RunnerSampler(SamplerSettings):
         env: EnvConfig | str | Callable[..., Any],
         seed: int = 0,
         *,
-        first_slot: int = 0,
-        total_slots: int | None = None,
+        share: Share = WHOLE,
     ) -> RoundsLive | ReadyLive:
         """The live sampler, its runners started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
-            first_slot: number of its first slot among those of several samplers, which addresses noise and seeds.
-            total_slots: of all of them, over which ladders of epsilon are spread; None for those of this one.
+            share: its slots among those of several samplers; by default they are all there are.
 
         Raises:
             ConfigError: the environment cannot be made or sent, does not fit these settings, or the cluster cannot be
                 reached or has too little. EnvWorkerError: the environment's own code raised while it was made.
         """
         kind = ReadyLive if self.mode == "ready" else RoundsLive
-        return kind(self, as_env_config(env), seed, first_slot, total_slots)
+        return kind(self, as_env_config(env), seed, share)
 
     def made_backend(self, config: EnvConfig, seed: int) -> Backend:
         """The backend, started; a local cluster has shared memory for the fragments of this environment."""

@@ -10,7 +10,7 @@ import torch
 import penstock.actors.note as note
 from penstock.core import trace
 from penstock.core.errors import ConfigError
-from penstock.core.spec import BatchSpec
+from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.envs.ids import entries_to_ship, take_shipped
 from penstock.envs.make import EnvConfig
 from penstock.processes.shipping import ship, unship
@@ -38,8 +38,8 @@ class Maker(Protocol):
         ...
 
     @property
-    def first_slot(self) -> int:
-        """Number of its first slot among those of the whole run."""
+    def share(self) -> Share:
+        """Its slots among those of the whole run."""
         ...
 
     def make(self) -> LiveSampler:
@@ -54,9 +54,8 @@ class SamplerShare:
     settings: Any
     env: EnvConfig
     seed: int
-    first_slot: int = 0
-    total_slots: int | None = None
-    """Of all samplers of the run, over which ladders of epsilon are spread; None for those of this one."""
+    share: Share = WHOLE
+    """Its slots among those of all samplers of the run."""
 
     @property
     def fragment(self) -> BatchSpec:
@@ -69,9 +68,7 @@ class SamplerShare:
         more: dict[str, Any] = {}
         if words is not None and isinstance(self.settings, SerialSampler):
             more["shared"] = Activity(words)
-        live = self.settings.build(
-            self.env, self.seed, first_slot=self.first_slot, total_slots=self.total_slots, **more
-        )
+        live = self.settings.build(self.env, self.seed, share=self.share, **more)
         if not isinstance(live, LiveSampler):
             live.shutdown()
             raise ConfigError(
@@ -106,5 +103,5 @@ def received(data: bytes) -> Any:
     torch.set_num_threads(1)
     maker, entry = unship(data, elsewhere=True)
     take_shipped(entry)
-    trace.enter(f"runner {maker.first_slot // maker.fragment.B}")
+    trace.enter(f"runner {maker.share.first_slot // maker.fragment.B}")
     return maker

@@ -245,7 +245,7 @@ def test_set_weights_are_acted_with_and_stamped() -> None:
 
 def test_runners_of_an_experiment_have_its_slots_one_after_the_other() -> None:
     shares = Plan.of(EXP).among(3)
-    assert [(x.first_slot, x.total_slots) for x in shares] == [(0, 6), (2, 6), (4, 6)]
+    assert [x.share for x in shares] == [(0, 6), (2, 6), (4, 6)]
     whole = serial(1, 6)[0]
     runners = [ps.EnvRunner(EXP, i, 3) for i in range(3)]
     agent = runners[0].policy.agent

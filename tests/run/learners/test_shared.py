@@ -63,9 +63,7 @@ def test_steps_episodes_and_metrics_are_those_of_all() -> None:
 
     def work(comm: ThreadComm) -> Any:
         own = slots[comm.rank] if comm.size > 1 else slice(0, 6)
-        live = ps.SerialSampler(T=32, B=own.stop - own.start).build(
-            "CartPole-v1", 3, first_slot=own.start, total_slots=6
-        )
+        live = ps.SerialSampler(T=32, B=own.stop - own.start).build("CartPole-v1", 3, share=ps.Share(own.start, 6))
         policy = algo.build(live.spec, seed=5)
         policy.join(comm)
         sampler = SharedSampler(live, comm, slots if comm.size > 1 else [own])

@@ -27,7 +27,7 @@ SAMPLERS: dict[str, Any] = {
 
 
 def started(settings: Any, slots: slice, total: int, env: Any = "CartPole-v1") -> Any:
-    live = settings.build(env, 3, first_slot=slots.start, total_slots=total)
+    live = settings.build(env, 3, share=ps.Share(slots.start, total))
     live.initialize(LSTM.build(live.spec, seed=1).agent if env == "CartPole-v1" else agents_of(live))
     return live
 
