@@ -31,8 +31,6 @@ from penstock.envs.seats import AgentSpecs, seat_agents
 
 _PRELUDE_STEPS = 3
 """Steps of another episode before the replay, so that state carried over from one episode to the next shows."""
-_TIMED_STEPS = 32
-"""Steps of each play that is timed."""
 _OTHER = 1 << 40
 """Added to the seed of the prelude."""
 
