@@ -24,6 +24,10 @@ from penstock.run.files.modules import modules_named
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 CONFIG, META = "config.json", "meta.json"
+FORMAT = 2
+"""Of a run directory, in its config.json and in each checkpoint; runs of 1 had pickles, or no number at all."""
+_GOES_ON_WITH_OLDER = "6849b51"
+"""The last commit that reads format 1."""
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
 """What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
 _DROPPED = (
@@ -150,6 +154,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     vouched = trust or is_listed(digest)
     with undamaged(path):
         content = json.loads(text)
+        require_format(path, content.get("format"))
         if not vouched:
             _compare(content, path)
         with named(path):
@@ -181,9 +186,24 @@ def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
         ) from error
 
 
+def require_format(file: Path, found: object) -> None:
+    """Raises CheckpointError if a file of a run is not of the format that this version reads.
+
+    Args:
+        found: the number in it, None where there is none.
+    """
+    if type(found) is int and found > FORMAT:
+        raise CheckpointError(f"{file} has format {found}; this penstock reads format {FORMAT}: install a newer one")
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{file} is of a run of format {1 if found is None else found}; this penstock reads format {FORMAT}: go on "
+            f"with penstock at commit {_GOES_ON_WITH_OLDER}"
+        )
+
+
 def config_bytes(experiment: Mapping[str, Any], spec: Mapping[str, Any]) -> bytes:
     """The text of config.json, which holds a sha256 of its content."""
-    content = {"experiment": experiment, "spec": spec}
+    content = {"format": FORMAT, "experiment": experiment, "spec": spec}
     return (json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n").encode()
 
 
@@ -240,9 +260,9 @@ def _read(path: Path) -> bytes:
 
 
 def _compare(content: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError if config.json is not as it was written; versions before 0.2 stored no sha256."""
-    kept = {key: content[key] for key in ("experiment", "spec")}
-    if content.keys() - kept.keys() and content != {**kept, "sha256": _digest(kept)}:
+    """Raises CheckpointError if config.json is not as it was written."""
+    kept = {key: content[key] for key in ("format", "experiment", "spec")}
+    if content != {**kept, "sha256": _digest(kept)}:
         raise CheckpointError(
             f"{path} is not as penstock wrote it, as its own sha256 says: damaged, or edited by hand. If you edited "
             "it, --trust (trust=True) accepts it, which is needed once; if not, copy it again"
