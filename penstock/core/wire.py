@@ -105,11 +105,11 @@ class _Writer:
             return [self.plain(item, (i, path)) for i, item in enumerate(value)]
         if kind is tuple:
             return {"$tuple": [self.plain(item, (i, path)) for i, item in enumerate(value)]}
+        if kind is bytes:
+            return {"$bytes": [self._put(np.frombuffer(value, np.uint8)), len(value)]}
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _KINDS:
             tag, array = "$array" if isinstance(value, np.ndarray) else "$scalar", np.asarray(value)
             return {tag: [array.dtype.str, list(array.shape), self._put(np.ascontiguousarray(array))]}
-        if kind is bytes:
-            return {"$bytes": [self._put(np.frombuffer(value, np.uint8)), len(value)]}
         if isinstance(value, SampleBatch):
             return {"$batch": {f.name: self.plain(getattr(value, f.name), (f.name, path)) for f in fields(value)}}
         if isinstance(value, MultiAgentBatch):
@@ -117,8 +117,8 @@ class _Writer:
         if self._extension is not None and (found := self._extension.to_array(value)) is not None:
             return {"$own": [self.plain(found[0], path), self.plain(found[1], path)]}
         raise TypeError(
-            f"{self._where(path)} is {kind.__module__}.{kind.__qualname__} {value!r:.60}, which can be neither stored nor "
-            "sent; expected dict, list, tuple, array or scalar of numbers or text, int, float, str, bytes, bool or None"
+            f"{self._where(path)} is {kind.__module__}.{kind.__qualname__} {value!r:.60}, which can be neither stored "
+            "nor sent; expected dict, list, tuple, array or scalar of numbers or text, int, float, str, bytes, bool or None"
         )
 
     def _put(self, array: npt.NDArray[Any]) -> int:
@@ -140,6 +140,8 @@ class _Writer:
 
 class _Reader:
     def __init__(self, data: npt.NDArray[np.uint8], extension: Extension | None) -> None:
+        if data.dtype != np.uint8 or data.ndim != 1:
+            raise ValueError(f"the bytes are an array {data.dtype}{list(data.shape)}; expected one axis of uint8")
         self._data, self._left, self._extension = data, len(data), extension
 
     def value(self, plain: Any) -> Any:
@@ -174,7 +176,7 @@ class _Reader:
                 raise ValueError(f"{tag!r} is no type of value")
 
     def _array(self, name: str, shape: list[int], at: int) -> npt.NDArray[Any]:
-        """A copy of the array at an offset. Together they are no larger than the data, so that none lies there twice."""
+        """A copy of the array at an offset; all together are no larger than the data, so that none is there twice."""
         dtype = np.dtype(name)
         size = math.prod(shape) * dtype.itemsize
         if dtype.kind not in _KINDS or min(shape, default=0) < 0:

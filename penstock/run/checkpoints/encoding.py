@@ -1,4 +1,4 @@
-"""The state of a run by `penstock.core.wire`, with tensors: all that a checkpoint holds and that loading it can make."""
+"""States by `penstock.core.wire`, with tensors: all that a checkpoint holds and that loading it can make."""
 
 from __future__ import annotations
 

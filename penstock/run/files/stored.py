@@ -15,7 +15,6 @@ from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
-from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
 from penstock.run.files.again import Again
@@ -36,10 +35,6 @@ _DROPPED = (
 )  # fmt: skip
 _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
-_BEFORE = {"eval_max_steps": 200_000}
-"""Settings of runs that were stored before the setting was there."""
-_MOVED = {"penstock.distributed.sampler:RunnerSampler": "penstock.samplers.runners.settings:RunnerSampler"}
-"""Classes of samplers by the path that earlier runs were stored with."""
 
 
 NOTHING = Again()
@@ -105,12 +100,11 @@ class StoredConfig:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
-        plain = {**plain, "env": ""} if env is not None else as_before_masks(as_before_ids(plain))
+        plain = {**plain, "env": ""} if env is not None else plain
         if eval_env is not None:
             own = files and not isinstance(eval_env, EnvConfig)  # a run that goes on keeps those that were stored
             kwargs = plain.get("eval_env_kwargs", {}) if own else {}
             plain = {**plain, "eval_env": None, "eval_env_kwargs": kwargs}
-        plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
         self._require_trust(plain, files)
         exp = self._made(plain)
         if not isinstance(exp, Experiment):
@@ -162,9 +156,6 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
         found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
             raise TypeError("experiment is no object")
-        sampler = found.plain.get("sampler")
-        if isinstance(sampler, dict) and str(sampler.get("class")) in _MOVED:
-            found.plain["sampler"] = {**sampler, "class": _MOVED[sampler["class"]]}
     if trust:
         remember(path, digest)
     return found if vouched else replace(found, trusted=below_trusted(path))
@@ -278,14 +269,6 @@ def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The plain experiment without a policy_mapping_fn that could not be stored."""
     lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
     return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
-
-
-def as_before_masks(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored experiment without masks that versions without options, which stored it, did not ask for."""
-    if isinstance(env := plain.get("env"), Mapping):
-        env = env if "options" in env else {**env, "mask_key": env.get("mask_key") or ""}
-        return {**plain, "env": env}
-    return plain if "env_options" in plain else {**plain, "env_mask": plain.get("env_mask") or ""}
 
 
 def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

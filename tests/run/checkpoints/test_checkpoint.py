@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -37,11 +39,15 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "boom"),)
 
-    path = save(tmp_path, 1)
-    rewrite(path, Bomb())
-    with pytest.raises(CheckpointError, match=r"state\.npy"):
-        load_checkpoint(path)
-    assert not (tmp_path / "boom").exists()
+    file = io.BytesIO()
+    torch.save(Bomb(), file)
+    for text in (pickle.dumps(Bomb()), file.getvalue(), b'{"$class": ["os:mkdir", "boom"]}'):
+        path = save(tmp_path, 1)
+        rewrite(path, text)
+        with pytest.raises(CheckpointError, match=r"state\.json is as its manifest says, but cannot be read"):
+            load_checkpoint(path)
+        shutil.rmtree(path)
+        assert not (tmp_path / "boom").exists()
 
 
 def test_find_falls_back_past_broken_ones_and_names_them(tmp_path: Path) -> None:
