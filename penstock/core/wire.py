@@ -118,7 +118,7 @@ class _Writer:
             return {"$own": [self.plain(found[0], path), self.plain(found[1], path)]}
         raise TypeError(
             f"{self._where(path)} is {kind.__module__}.{kind.__qualname__} {value!r:.60}, which can be neither stored "
-            "nor sent; expected dict, list, tuple, array or scalar of numbers or text, int, float, str, bytes, bool or None"
+            "nor sent; expected dict, list, tuple, numpy array or scalar, int, float, str, bytes, bool or None"
         )
 
     def _put(self, array: npt.NDArray[Any]) -> int:

@@ -80,8 +80,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 
 def opened(path: Path) -> dict[str, Any]:
-    """The arrays of an export, as any reader would get them."""
-    if path.is_dir():
-        return {file.stem: np.load(file, allow_pickle=False) for file in path.glob("*.npy")}
+    """The arrays of an exported file, as any reader would get them."""
     with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files if name != "about.json"}
+        return {name: file[name] for name in file.files}
