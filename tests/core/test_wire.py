@@ -153,3 +153,11 @@ def test_what_would_not_come_back_as_it_was_is_refused_by_its_place(value: Any) 
 def test_forged_text_takes_no_memory_and_names_no_object(plain: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         unpack(json.dumps(plain).encode(), np.zeros(64, np.uint8))
+
+
+@pytest.mark.parametrize(
+    "data", [np.zeros(64), np.zeros((64, 1 << 10), np.uint8), np.zeros((), np.uint8)], ids=lambda x: x.shape
+)
+def test_bytes_of_another_form_are_refused(data: Any) -> None:
+    with pytest.raises(ValueError, match="expected one axis of uint8"):
+        unpack(b'{"$array": ["|u1", [64], 0]}', data)

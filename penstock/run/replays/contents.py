@@ -13,7 +13,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.datasets.episode import Episode
-from penstock.datasets.writer import DatasetWriter, check_vacant
+from penstock.datasets.writer import DatasetWriter
 from penstock.replay.columns import Array, FrameColumn, Rows
 from penstock.run.files.stored import CONFIG, read_json, undamaged
 from penstock.run.replays.stored import StoredReplay, open_replay, whole_episodes
@@ -67,7 +67,6 @@ def replay_to_dataset(run: str | Path, dataset: str | Path, which: str = "last",
         ConfigError: `dataset` is not empty, or no episode is whole. CheckpointError: as `load_replay`, or the disk
             refuses.
     """
-    check_vacant(Path(dataset))
     replay = open_replay(run, which, policy)
     with undamaged(replay.path):
         spec, env = _origin(replay)

@@ -90,7 +90,10 @@ def test_the_batches_of_a_slow_environment_are_shortened() -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_sampler_that_fails_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
     def no_room(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(self)
         raise ps.ConfigError("no room\nfor it")
 
     monkeypatch.setattr(ps.CpuSampler, "build", no_room)
@@ -98,6 +101,7 @@ def test_a_sampler_that_fails_is_left_out_with_its_error(monkeypatch: pytest.Mon
     verdict = bench(Plan.with_usual_sampler(experiment()), 0.02)
     assert verdict.best.sampler == BASE
     assert {row.note for row in verdict.rows[1:]} == {"no room"}
+    assert len(asked) == len(verdict.rows) - 1  # once, not in each pass
 
 
 def test_speed_is_the_faster_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ CASES = {
     "uniform": ("CartPole-v1", DQN),
     "prioritized": ("CartPole-v1", PRIORITIZED),
     "frames": ("stacked_frames:Dot", replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True))),
+    "frames after zeros": ("stacked_frames:Blank", replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True))),
     "sequences": ("CartPole-v1", SEQUENCES),
     "box": ("Pendulum-v1", ps.SAC(learning_starts=16, batch_size=8, replay_ratio=1.0, replay=UNIFORM, net=SMALL)),
 }
