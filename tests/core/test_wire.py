@@ -126,7 +126,7 @@ class Color(IntEnum):
         1 << 9_000,
         1j,
     ],
-    ids=repr,
+    ids=lambda x: type(x).__name__,
 )
 def test_what_would_not_come_back_as_it_was_is_refused_by_its_place(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^value\['a'\]\[1\]\[\(2, 'b'\)\] is .*neither stored nor sent"):
