@@ -62,7 +62,7 @@ def crashes(
         assert code in (0, 9)
         yield run, code == 0
         if code == 0:
-            assert point > 20
+            assert point > 15
             return
 
 
