@@ -99,11 +99,13 @@ _WHERE = {
     "linear": "penstock.core.schedule",
     "evaluate": "penstock.run.playing.evaluation",
     "load": "penstock.run.entry",
+    "load_replay": "penstock.run.replays.contents",
     "minibatches": "penstock.learn.rows.minibatch",
     "multi_gpu_train_one_step": "penstock.learn.train_ops",
     "override": "penstock.core.config",
     "plot_runs": "penstock.run.plots.figure",
     "preset": "penstock.run.presets",
+    "replay_to_dataset": "penstock.run.replays.contents",
     "q_agent": "penstock.agents.q_agent",
     "resume": "penstock.run.loop",
     "rmsprop": "penstock.learn.optimizers",
@@ -211,6 +213,7 @@ if TYPE_CHECKING:
     from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs
     from penstock.run.presets import preset as preset
+    from penstock.run.replays.contents import load_replay as load_replay, replay_to_dataset as replay_to_dataset
     from penstock.run.result import Result as Result
     from penstock.run.trainer import Trainer as Trainer
     from penstock.samplers.asynchronous import (

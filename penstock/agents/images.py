@@ -26,7 +26,7 @@ _NO_RANGE = 2.0**31 - 1
 _DARK = 16.0
 """A scale from which values that never leave 0..1 are told: a network would see next to nothing."""
 
-ImageRule = Literal["auto", "yes", "no", "bytes"]
+ImageRule = Literal["auto", "yes", "no"]
 
 
 class ImageSettings(Protocol):
@@ -87,8 +87,6 @@ def image_of(leaf: LeafSpec, net: ImageSettings) -> Image | None:
     if net.image == "no" or leaf.kind not in ("box", "multi_binary") or not 2 <= rank <= 4 or not leaf.size:
         return None
     custom = (net.cnn == "minatar" or isinstance(net.cnn, tuple)) and rank == 3 and leaf.kind == "box"
-    if net.image == "bytes":
-        return _by_bytes(leaf, net) if leaf.is_image or custom else None
     axis = _channel_axis(leaf.shape[-3:], net.channels) if rank > 2 else "none"
     frame = leaf.shape[-3:] if rank > 2 else (*leaf.shape, 1)
     planes, height, width = frame if axis == "first" else (frame[2], *frame[:2])
@@ -190,12 +188,3 @@ def _ends(leaf: LeafSpec) -> tuple[float, float]:
     if dtype.kind in "iu":
         low, high = max(low, float(np.iinfo(dtype).min)), min(high, float(np.iinfo(dtype).max))
     return low, high
-
-
-def _by_bytes(leaf: LeafSpec, net: ImageSettings) -> Image:
-    """As runs before `net.image` took it: by dtype, channels at the smaller end."""
-    first = leaf.shape[0] < leaf.shape[2]
-    planes, height, width = leaf.shape if first else (leaf.shape[2], *leaf.shape[:2])
-    byte = leaf.dtype == "uint8"
-    normalized = net.normalize_obs and not byte
-    return Image(1, planes, height, width, "first" if first else "last", 255.0 if byte else 1.0, normalized)

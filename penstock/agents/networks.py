@@ -42,8 +42,7 @@ class Net:
     `minatar` take any box [H, W, C] or [C, H, W] for an image, bits and floats included. `auto` is `nature` from
     36 x 36, and below two layers of 3 x 3."""
     image: ImageRule = "auto"
-    """Which boxes are images: `auto` by the table in docs/environments.md, `yes` all of two to four axes, `no` none;
-    `bytes` uint8 ones of three axes alone, over 255, as runs before 0.1.0 had it."""
+    """Which boxes are images: `auto` by the table in docs/environments.md, `yes` all of two to four axes, `no` none."""
     channels: Literal["auto", "first", "last"] = "auto"
     """The end of an image that holds its channels. `auto`: the one that differs where the two other axes are equal,
     else the smaller."""
@@ -80,9 +79,6 @@ class Net:
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
     """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
-
-    absent = {"image": "bytes"}  # noqa: RUF012
-    """Settings of runs that were stored before there was one."""
 
     def __post_init__(self) -> None:
         check_settings(self, "net.")

@@ -7,7 +7,6 @@ advantages are in units of returns (`ValueScale`), and RMSprop's epsilon is adde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, value_unit
@@ -56,8 +55,6 @@ optimizer_fn = rmsprop
 class A2C(Settings):
     """Settings of A2C."""
 
-    absent: ClassVar = {"normalize_value": False}
-    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=5, B=16)
     recurrent_batch = BatchSpec(T=16, B=8)

@@ -112,8 +112,6 @@ optimizer_fn = adam
 class APPO(InMinibatches):
     """Settings of APPO."""
 
-    absent: ClassVar = {"normalize_value": False}
-    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
     usual_batch = BatchSpec(T=64, B=16)
     takes_stale: ClassVar[bool] = True

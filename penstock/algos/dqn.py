@@ -10,7 +10,7 @@ Differs from the papers: Adam throughout, truncated episodes bootstrap, and nois
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -117,7 +117,6 @@ class DQN(FromReplay):
     """Settings of DQN and Rainbow."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
-    absent: ClassVar = {"dueling_hidden": ()}  # runs of 0.1.0
 
     lr: Rate = 1e-4
     """Adam's step size, usually 6e-5 (Atari) to 1e-3."""

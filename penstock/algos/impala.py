@@ -69,8 +69,6 @@ optimizer_fn = adam
 class IMPALA(Settings):
     """Settings of IMPALA."""
 
-    absent: ClassVar = {"normalize_value": False}
-    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=20, B=32)
     takes_stale: ClassVar[bool] = True

@@ -155,8 +155,6 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
 class MAPPO(InMinibatches):
     """Settings of MAPPO."""
 
-    absent: ClassVar = {"normalize_value": False}
-    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
     """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""

@@ -8,7 +8,6 @@ bootstrap with the value of their last observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -71,8 +70,6 @@ optimizer_fn = adam
 class PPO(InMinibatches):
     """Settings of PPO."""
 
-    absent: ClassVar = {"normalize_value": False}
-    """Settings of runs that were stored before there was one."""
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=8)
     takes_stale = True

@@ -11,7 +11,6 @@ truncated episodes bootstrap; the value of rows after the trained ones passes no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -162,7 +161,6 @@ class R2D1(FromReplay):
     """Settings of R2D1."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
-    absent: ClassVar = {"dueling_hidden": ()}  # runs of 0.1.0
     usual_batch = BatchSpec(T=40, B=16)
 
     lr: Rate = 1e-3

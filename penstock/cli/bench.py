@@ -1,4 +1,4 @@
-"""`penstock bench samplers ALGO ENV`: the fastest sampler on this machine, with reasons."""
+"""`penstock bench samplers ALGO ENV`: the fastest sampler on this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """Measures which sampler is the fastest for an environment and an algorithm on this machine.
 
-First the parts of a step: the environment, a forward of the network, a hand-shake with a worker process. Then the
-samplers that may pay, those that the parts promise most for first, until the time is up.
+Each candidate collects batches for some seconds, with the environment and the algorithm's network; nothing is learned.
 
   penstock bench samplers ppo CartPole-v1
-  penstock bench samplers ppo ALE/Pong-v5 --B 64 --budget 120 --trace pong.json
+  penstock bench samplers ppo ALE/Pong-v5 --B 64 --seconds 10 --trace pong.json
 
-`penstock train ... --sampler auto` does the same in 20 s, and keeps the answer.
+`penstock train ... --sampler auto` does the same, 2 s each, and keeps the answer.
 """
 
 
@@ -60,7 +59,7 @@ def run(argv: list[str]) -> int:
         run=replace(exp.run, device=args.device or exp.run.device),
     )
     plan = Plan.with_usual_sampler(exp)
-    verdict = bench(plan, args.budget, say=_progress)
+    verdict = bench(plan, args.seconds, say=_progress)
     _progress("")
     print_verdict(exp, verdict, _command(args, verdict.best.sampler))
     if args.trace is not None:
@@ -103,7 +102,9 @@ def _parser() -> Parser:
     parser.add_argument("what", choices=("samplers",), help="the parts to compare: samplers")
     parser.add_argument("algo", metavar="ALGO", help="ppo, a2c, ... or module:NAME; its network is measured")
     parser.add_argument("env", metavar="ENV", help="Gymnasium id, or module:qualname of something that makes one")
-    parser.add_argument("--budget", type=_positive, default=60.0, metavar="S", help="seconds in all (default 60)")
+    parser.add_argument(
+        "--seconds", type=_positive, default=2.0, metavar="S", help="seconds for each sampler (default 2)"
+    )
     parser.add_argument("--T", type=whole_number, metavar="N", help="time steps of a batch (default: as in training)")
     parser.add_argument("--B", type=whole_number, metavar="N", help="slots (default: as in training)")
     parser.add_argument("--device", metavar="NAME", help="where the network learns: cpu, cuda or cuda:1")
@@ -121,5 +122,5 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, e.g. 60")
+        raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, e.g. 2")
     return value

@@ -101,11 +101,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any) -> Any:
-    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data.
-
-    A class whose new field's default differs from what stored settings without the field meant says so in a class
-    attribute: `absent = {"field": value}`.
-    """
+    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
     if isinstance(plain, Mapping):
         if "import" in plain:
             return import_object(plain["import"])
@@ -125,7 +121,6 @@ def from_plain(plain: Any) -> Any:
             for key in given:
                 if key not in known:
                     raise ConfigError(f"stored settings of {cls.__name__} name {key!r}; {nearest(key, known)}")
-            given = {**getattr(cls, "absent", {}), **given}
             hints = _hints(cls)
             return cls(**{key: _convert(value, hints[key], key) for key, value in given.items()})
         return {key: from_plain(item) for key, item in plain.items()}

@@ -26,45 +26,33 @@ NO_SURPRISE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", 
 
 
 class HashedFile:
-    """A new file that is hashed as it is written; `close` forces it to disk.
-
-    An error is kept and raised by `close`, not by `write`: torch's zip writer calls `write` from C++ and turns any
-    exception there, a full disk or Ctrl-C, into a RuntimeError without the cause.
-    """
+    """A new file that is hashed as it is written; `close` forces it to disk."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._hash = hashlib.sha256()
-        self._error: BaseException | None = None
         self._size = 0
 
-    def write(self, data: bytes | memoryview) -> int:
-        """Appends all of `data`, unless an earlier write failed; returns its length either way."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Appends all of `data`."""
         view = memoryview(data).cast("B")
-        try:
-            self._hash.update(view)
-            self._size += len(view)
-            done = 0
-            while done < len(view) and self._error is None:
-                done += os.write(self._fd, view[done:])
-        except BaseException as error:
-            self._error = error
-        return len(view)
+        self._hash.update(view)
+        self._size += len(view)
+        done = 0
+        while done < len(view):
+            done += os.write(self._fd, view[done:])
 
     def write_from(self, fd: int, offset: int, count: int) -> None:
         """Appends `count` bytes of another file, copied by the kernel; for the hash they pass through memory."""
         buffer = memoryview(bytearray(min(_CHUNK_BYTES, count)))
-        try:
-            while count and self._error is None:
-                size = os.preadv(fd, [buffer[:count]], offset)
-                self._hash.update(buffer[:size])
-                self._size += size
-                self._copy(fd, offset, buffer[:size])
-                if not size:
-                    raise OSError(errno.EIO, "the mapped file is shorter than its array")
-                offset, count = offset + size, count - size
-        except BaseException as error:
-            self._error = error
+        while count:
+            size = os.preadv(fd, [buffer[:count]], offset)
+            self._hash.update(buffer[:size])
+            self._size += size
+            self._copy(fd, offset, buffer[:size])
+            if not size:
+                raise OSError(errno.EIO, "the mapped file is shorter than its array")
+            offset, count = offset + size, count - size
 
     def _copy(self, fd: int, offset: int, data: memoryview) -> None:
         done = 0
@@ -80,23 +68,17 @@ class HashedFile:
         while done < len(data):
             done += os.write(self._fd, data[done:])
 
-    def flush(self) -> None:
-        """Does nothing, since nothing is buffered; writers call it on any file-like object."""
-
     @property
     def entry(self) -> dict[str, int | str]:
         """`size` and `sha256` of the data that should be in the file, to compare when it is read back."""
         return {"size": self._size, "sha256": self._hash.hexdigest()}
 
     def close(self) -> None:
-        """Forces the file to disk. Raises the first error of its life."""
+        """Forces the file to disk."""
         try:
-            if self._error is None:
-                os.fsync(self._fd)
+            os.fsync(self._fd)
         finally:
             os.close(self._fd)
-        if self._error is not None:
-            raise self._error
 
     def __enter__(self) -> HashedFile:
         return self
@@ -104,7 +86,7 @@ class HashedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or (self._error is not None and isinstance(error, Exception)):
+        if error is None:
             self.close()
         else:
             os.close(self._fd)

@@ -1,93 +1,190 @@
-"""The answers of worker processes as bytes: JSON, then arrays. Reading them runs no code, unlike unpickling."""
+"""The one codec of state, for files and between processes: JSON, and the bytes of arrays. Reading it runs no code.
+
+What is written comes back exactly, types included, or is refused: None, bools, ints, floats, text, bytes, numpy scalars
+and arrays, sample batches, and lists, tuples and dicts of these. An `Extension` adds one type that is kept as an array.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch
 
 _HEAD = struct.Struct("<Q")
 _ALIGNMENT = 8
+_KINDS = "biufcSU"
+"""Kinds of numpy's dtypes. No objects: their bytes are addresses, and a forged one would be followed."""
+_MOST_BITS = 1 << 13
+"""Of an int: Python reads no decimal number of more than 4,300 digits."""
+_Path = tuple[Any, ...]
+"""A key of each level, the outermost last: (key, (key, ...)); formatted only where something is refused."""
 
 
-def encode(value: Any) -> bytes:
-    """The bytes of nested dicts, lists, tuples, numbers, text, bytes, None, arrays and sample batches.
+class Extension(NamedTuple):
+    """A type that is stored as an array."""
+
+    to_array: Callable[[Any], tuple[Any, npt.NDArray[Any]] | None]
+    """Returns plain data and a contiguous array, which may share memory; None for other types."""
+    from_array: Callable[[Any, npt.NDArray[Any]], Any]
+    """The inverse, which owns the array. Raises ValueError, TypeError or RuntimeError for what is malformed."""
+
+
+class Packed(NamedTuple):
+    """A value as text and bytes."""
+
+    text: bytes
+    """JSON in ASCII, with the place of each array in the bytes."""
+    parts: list[bytes | memoryview]
+    """The bytes in order. They share memory with the value: write them before it changes."""
+    size: int
+    """Sum of their lengths."""
+
+
+def pack(value: Any, name: str = "value", extension: Extension | None = None) -> Packed:
+    """A value as JSON and bytes.
 
     Raises:
-        TypeError: there is anything else, such as an array of objects.
+        TypeError: it holds anything else, such as an array of objects; says where, beginning with `name`.
     """
-    parts: list[bytes] = []
-    text = json.dumps(_plain(value, parts)).encode()
+    writer = _Writer(name, extension)
+    text = json.dumps(writer.plain(value, ()), allow_nan=False, separators=(",", ":")).encode()
+    return Packed(text, writer.parts, writer.size)
+
+
+def unpack(text: bytes, data: npt.NDArray[np.uint8], extension: Extension | None = None) -> Any:
+    """The inverse of `pack`, of [n] uint8; arrays are copies.
+
+    Raises:
+        ValueError, TypeError, LookupError, RuntimeError, RecursionError: neither was written by `pack`. No more memory
+            is taken than `data` has.
+    """
+    return _Reader(data, extension).value(json.loads(text))
+
+
+def encode(value: Any, name: str = "value", extension: Extension | None = None) -> bytes:
+    """The result of `pack` in one piece. Raises TypeError."""
+    text, parts, _ = pack(value, name, extension)
     return b"".join([_HEAD.pack(len(text)), text, b" " * (-(len(text) + _HEAD.size) % _ALIGNMENT), *parts])
 
 
-def decode(data: bytes | mmap.mmap) -> Any:
-    """The inverse of `encode`, of bytes or a mapped file; arrays are copies, and tuples stay tuples."""
+def decode(data: bytes | mmap.mmap, extension: Extension | None = None) -> Any:
+    """The inverse of `encode`, of bytes or a mapped file; errors as of `unpack`."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size + length
-    return _value(json.loads(data[_HEAD.size : start]), memoryview(data)[start + (-start % _ALIGNMENT) :])
+    rest = memoryview(data)[start + (-start % _ALIGNMENT) :]
+    return unpack(data[_HEAD.size : start], np.frombuffer(rest, np.uint8), extension)
 
 
-def _plain(value: Any, parts: list[bytes]) -> Any:
-    if isinstance(value, SampleBatch):
-        return {"$batch": {f.name: _plain(getattr(value, f.name), parts) for f in fields(value)}}
-    if isinstance(value, MultiAgentBatch):
-        return {"$batches": [_plain(dict(value), parts), value.env_steps, value.environments]}
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufc":
-            raise TypeError(f"an array of dtype {value.dtype} cannot be sent; numbers and bools can")
-        return {"$array": [value.dtype.str, list(value.shape), _put(np.ascontiguousarray(value).tobytes(), parts)]}
-    if isinstance(value, np.generic):
-        return _plain(np.asarray(value), parts) | {"$scalar": True}
-    if isinstance(value, bytes):
-        return {"$bytes": [_put(value, parts), len(value)]}
-    if isinstance(value, dict):
-        if any(not isinstance(key, str) for key in value):
-            return {"$items": [[_plain(k, parts), _plain(v, parts)] for k, v in value.items()]}
-        return {key if key[:1] != "$" else f"${key}": _plain(item, parts) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return {"$tuple": [_plain(item, parts) for item in value]}
-    if isinstance(value, list):
-        return [_plain(item, parts) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{type(value).__name__} cannot be sent; arrays, numbers, text, bytes, dicts and lists can")
+class _Writer:
+    def __init__(self, name: str, extension: Extension | None) -> None:
+        self.parts: list[bytes | memoryview] = []
+        self.size = 0
+        self._name, self._extension = name, extension
+
+    def plain(self, value: Any, path: _Path) -> Any:
+        kind = type(value)
+        if value is None or kind is bool or kind is str or (kind is int and value.bit_length() <= _MOST_BITS):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, dict):
+            if any(type(key) is not str for key in value):
+                items = value.items()
+                return {"$items": [[self.plain(k, (k, path)), self.plain(v, (k, path))] for k, v in items]}
+            return {key if key[:1] != "$" else f"${key}": self.plain(v, (key, path)) for key, v in value.items()}
+        if kind is list:
+            return [self.plain(item, (i, path)) for i, item in enumerate(value)]
+        if kind is tuple:
+            return {"$tuple": [self.plain(item, (i, path)) for i, item in enumerate(value)]}
+        if kind is bytes:
+            return {"$bytes": [self._put(np.frombuffer(value, np.uint8)), len(value)]}
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _KINDS:
+            tag, array = "$array" if isinstance(value, np.ndarray) else "$scalar", np.asarray(value)
+            return {tag: [array.dtype.str, list(array.shape), self._put(np.ascontiguousarray(array))]}
+        if isinstance(value, SampleBatch):
+            return {"$batch": {f.name: self.plain(getattr(value, f.name), (f.name, path)) for f in fields(value)}}
+        if isinstance(value, MultiAgentBatch):
+            return {"$batches": [self.plain(dict(value), path), value.env_steps, value.environments]}
+        if self._extension is not None and (found := self._extension.to_array(value)) is not None:
+            return {"$own": [self.plain(found[0], path), self.plain(found[1], path)]}
+        raise TypeError(
+            f"{self._where(path)} is {kind.__module__}.{kind.__qualname__} {value!r:.60}, which can be neither stored "
+            "nor sent; expected dict, list, tuple, numpy array or scalar, int, float, str, bytes, bool or None"
+        )
+
+    def _put(self, array: npt.NDArray[Any]) -> int:
+        """Where in the joined parts the bytes of a contiguous array will lie."""
+        at = self.size
+        if array.nbytes:
+            self.parts.append(array.reshape(-1).view(np.uint8).data)
+            self.parts.append(b" " * (-array.nbytes % _ALIGNMENT))
+            self.size += array.nbytes + -array.nbytes % _ALIGNMENT
+        return at
+
+    def _where(self, path: _Path) -> str:
+        text = ""
+        while path:
+            key, path = path
+            text = f"[{key!r}]{text}"
+        return self._name + text
 
 
-def _put(raw: bytes, parts: list[bytes]) -> int:
-    """Where in the joined parts these bytes will lie."""
-    at = sum(map(len, parts))
-    parts.append(raw + b" " * (-len(raw) % _ALIGNMENT))
-    return at
+class _Reader:
+    def __init__(self, data: npt.NDArray[np.uint8], extension: Extension | None) -> None:
+        if data.dtype != np.uint8 or data.ndim != 1:
+            raise ValueError(f"the bytes are an array {data.dtype}{list(data.shape)}; expected one axis of uint8")
+        self._data, self._left, self._extension = data, len(data), extension
 
+    def value(self, plain: Any) -> Any:
+        if isinstance(plain, list):
+            return [self.value(item) for item in plain]
+        if not isinstance(plain, dict):
+            return plain
+        tag = next(iter(plain), "")
+        if tag[:1] != "$" or tag[1:2] == "$":
+            return {key[1:] if key[:2] == "$$" else key: self.value(item) for key, item in plain.items()}
+        found = plain[tag]
+        match tag:
+            case "$array":
+                return self._array(*found)
+            case "$scalar":
+                return self._array(*found)[()]
+            case "$bytes":
+                return self._array("|u1", [found[1]], found[0]).tobytes()
+            case "$float":
+                return float(found)
+            case "$tuple":
+                return tuple(self.value(item) for item in found)
+            case "$items":
+                return {self.value(key): self.value(item) for key, item in found}
+            case "$batch":
+                return SampleBatch(**{name: self.value(item) for name, item in found.items()})
+            case "$batches":
+                return MultiAgentBatch(self.value(found[0]), *found[1:])
+            case "$own" if self._extension is not None:
+                return self._extension.from_array(*(self.value(item) for item in found))
+            case _:
+                raise ValueError(f"{tag!r} is no type of value")
 
-def _value(plain: Any, arrays: memoryview) -> Any:
-    if isinstance(plain, list):
-        return [_value(item, arrays) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if "$array" in plain:
-        name, shape, at = plain["$array"]
+    def _array(self, name: str, shape: list[int], at: int) -> npt.NDArray[Any]:
+        """A copy of the array at an offset; all together are no larger than the data, so that none is there twice."""
         dtype = np.dtype(name)
-        count = int(np.prod(shape, dtype=np.int64))
-        array = np.frombuffer(arrays, dtype, count, at).reshape(shape).copy()
-        return array[()] if plain.get("$scalar") else array
-    if "$bytes" in plain:
-        at, size = plain["$bytes"]
-        return bytes(arrays[at : at + size])
-    if "$batch" in plain:
-        return SampleBatch(**{name: _value(item, arrays) for name, item in plain["$batch"].items()})
-    if "$batches" in plain:
-        batches, env_steps, environments = plain["$batches"]
-        return MultiAgentBatch(_value(batches, arrays), env_steps, environments)
-    if "$items" in plain:
-        return {_value(key, arrays): _value(item, arrays) for key, item in plain["$items"]}
-    if "$tuple" in plain:
-        return tuple(_value(item, arrays) for item in plain["$tuple"])
-    return {key[1:] if key[:2] == "$$" else key: _value(item, arrays) for key, item in plain.items()}
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+            raise ValueError(f"an array of dtype {dtype}, shape {shape} is not allowed")
+        self._left -= size
+        if self._left < 0 or not 0 <= at <= len(self._data) - size:
+            raise ValueError(f"an array {dtype}{shape} at {at:,} does not lie in the {len(self._data):,} bytes of all")
+        array = np.empty(shape, dtype)
+        if size:
+            array.reshape(-1).view(np.uint8)[...] = self._data[at : at + size]
+        return array

@@ -23,7 +23,6 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.pettingzoo import takes_turns
 from penstock.envs.pools.many.hosting import seating_of
 from penstock.envs.pools.simultaneous import SimultaneousPool
 from penstock.envs.pools.slot_envs import offers_state
@@ -32,8 +31,6 @@ from penstock.envs.seats import AgentSpecs, seat_agents
 
 _PRELUDE_STEPS = 3
 """Steps of another episode before the replay, so that state carried over from one episode to the next shows."""
-_TIMED_STEPS = 32
-"""Steps of each play that is timed."""
 _OTHER = 1 << 40
 """Added to the seed of the prelude."""
 
@@ -73,53 +70,6 @@ def check_agents(config: EnvConfig, found: AgentSpecs, seed: int, steps: int) ->
     outside = None if config.checks in ("off", "finite") else _out_of_bounds(first, seating.specs, agents)
     step_s, reset_s = (statistics.median(x or [0.0]) for x in (watch.step_s, watch.reset_s))
     return AgentsReport(_bits(again) == _bits(first), has_state, reset_s, step_s, outside)
-
-
-def time_steps(config: EnvConfig, seed: int, seconds: float, most: int) -> list[float]:
-    """Durations of a step in s under random actions, resets left out; where agents take turns with `last()`.
-
-    Args:
-        config: with seats. most: steps after which it ends in any case.
-
-    Raises:
-        EnvContractError, EnvWorkerError: as the pools do, with agent, slot and episode.
-    """
-    took: list[float] = []
-
-    def timed(env: Any) -> Any:
-        step = env.step
-
-        def timed_step(actions: Any) -> Any:
-            started = time.perf_counter()
-            result = step(actions)
-            took.append(time.perf_counter() - started)
-            return result
-
-        env.step = timed_step
-        if takes_turns(env):
-            last = env.last
-
-            def timed_last(*args: Any, **kwargs: Any) -> Any:
-                started = time.perf_counter()
-                result = last(*args, **kwargs)
-                if took:
-                    took[-1] += time.perf_counter() - started
-                return result
-
-            env.last = timed_last
-        return env
-
-    own = replace(config, wrappers=(*config.wrappers, timed))
-    pool = (TurnPool if seating_of(config).turns else SimultaneousPool)(own, seed, slice(0, 1))
-    try:
-        deadline, plays = time.perf_counter() + seconds, 0
-        while not took or (len(took) < most and time.perf_counter() < deadline):
-            pool.restart(seed + plays)
-            _play(pool, seed + plays, _TIMED_STEPS)
-            plays += 1
-    finally:
-        pool.close()
-    return took
 
 
 def _twice(config: EnvConfig, seed: int, steps: int) -> tuple[list[SampleBatch], list[SampleBatch], bool]:

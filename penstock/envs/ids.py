@@ -232,22 +232,6 @@ def known_ids() -> list[str]:
     return sorted({*registered, *games, *minatar, *_TOYS})
 
 
-def as_before_ids(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored experiment in which ids mean what they did when 0.1.0 stored it: what Gymnasium makes of them."""
-    env = experiment.get("env")
-    if isinstance(env, Mapping):
-        if "drop" in env or not _changed(env.get("env")):
-            return experiment
-        return {**experiment, "env": {**env, "kwargs": {**env.get("kwargs", {}), "raw": True}}}
-    if "env_drop" in experiment or not _changed(env):
-        return experiment
-    return {**experiment, "env_kwargs": {**experiment.get("env_kwargs", {}), "raw": True}}
-
-
-def _changed(env: Any) -> bool:
-    return isinstance(env, str) and (env in _MINATAR_GAMES or import_path_of(env).startswith(_ALE))
-
-
 def _published(id_: str, make: Callable[..., Any], *, raw: bool = False, **kwargs: Any) -> Any:
     """The game by `make`, or by Gymnasium if `raw`."""
     if raw:

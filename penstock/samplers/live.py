@@ -12,7 +12,7 @@ from penstock.core.batch import AnyBatch, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
-from penstock.core.spec import SHARED, WHOLE, BatchSpec, EnvSpec, Share
+from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
@@ -311,8 +311,6 @@ class LiveSampler(Evaluates):
         if not state["collected"]:
             return
         self._filled = self._buffers[itr % len(self._buffers)]
-        if not self._installed.many and SHARED not in state["row"]:  # as checkpoints once were
-            state |= {name: {SHARED: state.get(name, 0)} for name in ("row", "agent_states", "out_of_bounds")}
         rows = state["row"]
         if rows.keys() != self.specs.keys():
             raise CheckpointError(

@@ -85,8 +85,8 @@ class _Live:
 
     def stored(self) -> tuple[Any, ...]:
         """Copies of all that a checkpoint stores. Raises CheckpointError at anything that it cannot hold."""
-        states = encode({"policy": self.policy.state_dict(), "sampler": self.sampler.state_dict()})
-        return copy.deepcopy((*decode(states).values(), self.policy.arrays()))
+        states = decode(encode({"policy": self.policy.state_dict(), "sampler": self.sampler.state_dict()}))
+        return (*states.values(), copy.deepcopy(self.policy.arrays()))
 
     def load(self, policy: dict[str, Any], sampler: dict[str, Any], arrays: dict[str, Any]) -> None:
         """The inverse of `stored`."""

@@ -11,7 +11,6 @@ from penstock.agents.images import Image, dark_range, image_of
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
-from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs.spaces import leaf_spec
@@ -161,19 +160,6 @@ def test_an_encoder_says_what_it_takes_for_an_image():
         "['g']": "image, grey, scaled by 1/255 (20 x 30, 1 channel)",
         "['m']": "vector of 6 numbers",
     }
-
-
-def test_runs_before_the_setting_keep_their_networks():
-    stored = to_plain(Net(hidden=(8,)))
-    for name in ("image", "channels", "image_scale"):
-        del stored[name]
-    old = from_plain(stored)
-    assert old.image == "bytes" and from_plain(to_plain(NET)) == NET
-    assert taken(0, 1, (8, 8, 4), "uint8", old) == "1 x 4 last 8 x 8 / 255"
-    assert taken(0, 255, (7, 7, 20), "uint8", old) == "1 x 7 first 7 x 20 / 255"
-    assert taken(0, 1, (8, 8, 4), "bool", old) == "vector"
-    assert taken(0, 255, (84, 84), "uint8", old) == "vector"
-    assert taken(0, 1, (10, 10, 4), "bool", Net(image="bytes", cnn="minatar")) == "1 x 4 last 10 x 10 / 1"
 
 
 def test_values_that_never_leave_0_to_1_are_noticed():

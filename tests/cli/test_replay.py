@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.datasets.reader import open_dataset
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.files.rundir import write_config
-from penstock.run.replays.export import export
-from penstock.run.replays.stored import open_replay
 from penstock.run.trainer import Trainer
-from tests.run.replays.recorded import CASES, B, Recorded, T, opened
+from tests.run.replays.recorded import B, Recorded, T, opened
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,49 +42,19 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    ("batches", "to"),
-    [
-        pytest.param(2, "folder", id="partly full"),
-        pytest.param(20, "replay.npz", id="gone round"),
-        pytest.param(2, "replay.npz", marks=pytest.mark.slow),
-        pytest.param(20, "folder", marks=pytest.mark.slow),
-    ],
-)
-def test_an_export_is_the_record(
-    case: str, batches: int, to: str, recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path
-) -> None:
-    run = recorded(case, batches)
-    said = cli("replay", "export", run.run, "--to", tmp_path / to)
+def test_an_export_is_the_arrays_or_a_dataset(recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path) -> None:
+    run = recorded("prioritized")
+    said = cli("replay", "export", run.run, "--to", tmp_path / "replay.npz")
     assert (said.code, said.err) == (0, "")
-    found = opened(tmp_path / to)
-    rows = found["row"]
-    kept = run.own.replay.storage
-    assert rows.tolist() == list(range(kept.oldest, run.length))
-    assert len(rows) < kept.rows
-    for name, whole in run.record.items():
-        more = name in ("obs", "first")
-        used = np.ones((len(rows) + more, B), bool)
-        if name in ("action", "reward"):
-            used = run.record["valid"][rows]  # of a row that is not valid the null action and 0 are kept
-        expected = whole[rows[0] : run.length + more]
-        np.testing.assert_array_equal(found[name][used], expected[used].astype(found[name].dtype), err_msg=name)
-        assert found[name].shape == expected.shape
-
-
-def test_frames_can_stay_single(recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path) -> None:
-    run = recorded("frames")
-    assert cli("replay", "export", run.checkpoint, "--to", tmp_path / "x.npz", "--frames").code == 0
-    found = opened(tmp_path / "x.npz")
-    rows = found["row"]
-    stacks = run.record["obs"][rows[0] : run.length + 1]
-    np.testing.assert_array_equal(found["obs"], stacks[:, :, -1])
-    assert found["obs.age"].max() == 3
-    # The stack of a row: its own frame and the three before, the episode's first repeated.
-    t, b = 20, 1
-    ages = np.minimum(found["obs.age"][t, b], np.arange(3, -1, -1))
-    np.testing.assert_array_equal(found["obs"][t - ages, b], stacks[t, b])
+    found, expected = opened(tmp_path / "replay.npz"), ps.load_replay(run.run)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x)
+    said = cli("replay", "export", run.checkpoint, "--to", tmp_path / "data")
+    assert said.code == 0 and "whole episodes" in said.out
+    source = open_dataset(tmp_path / "data")
+    assert f"{len(source.lengths)} whole episodes" in said.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "replay.npz"]
 
 
 def test_info_says_what_is_stored(recorded: Callable[..., Recorded], cli: Cli) -> None:
@@ -106,21 +73,8 @@ def test_info_says_what_is_stored(recorded: Callable[..., Recorded], cli: Cli) -
     assert again.out.partition("capacity")[2] == said.out.partition("capacity")[2]
 
 
-def test_info_takes_a_file_of_a_checkpoint_and_an_export(
-    recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path
-) -> None:
-    run = recorded("uniform")
-    assert "100 rows in 2 slots" in cli("replay", "info", run.checkpoint / "replay-000.npy").out
-    for to in ("x.npz", "folder"):
-        export(open_replay(run.run), tmp_path / to)
-        said = cli("replay", "info", tmp_path / to)
-        assert said.code == 0
-        assert "penstock replay export 2" in said.out
-        assert "first │ bool │ [51, 2] │ 102" in said.out
-        assert "action │ int64 │ [50, 2] │ 800" in said.out
-    with np.load(tmp_path / "x.npz") as file:
-        about = json.loads(file["about.json"])
-    assert about["spec"]["obs"]["leaf"][:2] == ["box", [4]]
+def test_info_takes_a_file_of_a_checkpoint(recorded: Callable[..., Recorded], cli: Cli) -> None:
+    assert "100 rows in 2 slots" in cli("replay", "info", recorded("uniform").checkpoint / "replay-000.npy").out
 
 
 def test_what_has_no_replay_says_why(recorded: Callable[..., Recorded], cli: Cli, tmp_path: Path) -> None:
@@ -131,7 +85,7 @@ def test_what_has_no_replay_says_why(recorded: Callable[..., Recorded], cli: Cli
     assert "holds no replay: its algorithm learns from each batch once" in said.err
     said = cli("replay", "info", tmp_path)
     assert said.code == 2
-    assert "is no run, checkpoint or exported replay" in said.err
+    assert "is no run or checkpoint" in said.err
     run = tmp_path / "run"
     shutil.copytree(recorded("uniform").run, run)
     victim = find_checkpoint(run) / "replay-002.npy"
@@ -144,8 +98,6 @@ def test_what_has_no_replay_says_why(recorded: Callable[..., Recorded], cli: Cli
     victim.unlink()
     assert f"{victim} is missing" in cli("replay", "info", victim.parent).err
     assert not (tmp_path / "x.npz").exists()
-    (tmp_path / "about.json").write_text("{}")
-    assert "is no exported replay: its format is None" in cli("replay", "info", tmp_path).err
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(
@@ -153,21 +105,58 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(
 ) -> None:
     run = recorded("frames")
     (tmp_path / "x.npz").write_text("mine")
-    said = cli("replay", "export", run.run, "--to", tmp_path / "x.npz")
-    assert (said.code, "is there already" in said.err) == (2, True)
-    assert (tmp_path / "x.npz").read_text() == "mine"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("mine")
+    for to, text in (("x.npz", "is there already"), ("full", "full"), ("y.csv", "ends in '.csv'; expected .npz"),
+                     ("no/x.npz", "there is no folder"), ("no/data", "there is no folder")):  # fmt: skip
+        said = cli("replay", "export", run.run, "--to", tmp_path / to)
+        assert (said.code, text in said.err) == (2, True), said.err
     assert cli("replay", "export", run.run).code == 2
     assert cli("replay", "info", run.run, "--to", tmp_path / "y").code == 2
-    alone = tmp_path / "alone"
-    shutil.copytree(run.checkpoint, alone)
-    with pytest.raises(CheckpointError, match=r"frame by frame.*config\.json.*--frames"):
-        export(open_replay(alone), tmp_path / "y.npz")
-    export(open_replay(alone), tmp_path / "single.npz", frames=True)
-    replay = open_replay(run.run)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(ConfigError, match=r"y\.npz needs .* MB and 0\.0 MB are free"):
-        export(replay, tmp_path / "y.npz")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "single.npz", "x.npz"]
+
+    def full(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    said = cli("replay", "export", run.run, "--to", tmp_path / "y.npz")
+    assert said.code == 2 and "y.npz: No space left on device" in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "x.npz"]
+    assert (tmp_path / "x.npz").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints, of which the last two have their replay."""
+    path = tmp_path_factory.mktemp("three") / "run"
+    memory = ps.ReplaySettings(capacity=100)
+    algo = ps.DQN(learning_starts=16, batch_size=8, replay_ratio=0.5, replay=memory, net=ps.Net(hidden=(8,)))
+    settings = ps.RunConfig(steps=96, dir=str(path), progress="off", tensorboard=False, eval_episodes=0,
+                            checkpoint_interval=32, keep=3, keep_replays=2)  # fmt: skip
+    ps.train(ps.Experiment("CartPole-v1", algo, ps.SerialSampler(8, 2), settings))
+    return path
+
+
+def test_a_damaged_replay_names_those_that_are_good(three: Path, cli: Cli, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(three, tmp_path / "copy"))
+    oldest, older, newest = sorted((copy / "checkpoints").iterdir())
+    step, victim = int(older.name), newest / "replay-000.npy"
+    victim.write_bytes(victim.read_bytes()[:-1] + b"x")
+    for said in (
+        cli("replay", "info", copy, "--which", int(newest.name)), cli("replay", "info", newest),
+        cli("replay", "export", newest, "--to", tmp_path / "x.npz"),
+    ):  # fmt: skip
+        assert said.code == 5
+        assert f"good replays of {copy} are of step {step}: take one by --which STEP" in " ".join(said.err.split())
+        assert f"{victim} is damaged" in said.err
+    said = cli("replay", "info", copy, "--which", int(oldest.name))
+    assert said.code == 5 and "is gone, as the run keeps that of its newest" in said.err
+    assert f"are of step {step}" in said.err
+    (older / "replay-000.npy").unlink()
+    for path in (copy, older):
+        said = cli("replay", "info", path)
+        assert said.code == 5
+        assert f"no checkpoint of {copy} has a good replay: copy it again; `penstock eval` needs none" in said.err
 
 
 def test_of_several_policies_one_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.envs import ids
-from penstock.envs.ids import as_before_ids, import_path_of, known_ids, note_on
+from penstock.envs.ids import import_path_of, known_ids, note_on
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.toy import Counter, Overshoot, TMaze, __all__ as toys
@@ -88,15 +88,6 @@ def test_what_is_done_unasked_is_said() -> None:
     assert import_path_of("MinAtar/Breakout-v1") == "penstock.envs.minatar:breakout"
     assert import_path_of("ale_py:ALE/Pong-v5") == "ALE/Pong-v5"
     assert import_path_of("CartPole-v1") == "CartPole-v1"
-
-
-@pytest.mark.parametrize("env", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5", "MinAtar/Breakout-v1"])
-def test_ids_in_runs_of_0_1_0_mean_what_they_meant(env: str) -> None:
-    old = {"env": env, "env_kwargs": {"mode": 1}}
-    assert as_before_ids(old) == {"env": env, "env_kwargs": {"mode": 1, "raw": True}}
-    assert as_before_ids({"env": {"env": env, "kwargs": {}}}) == {"env": {"env": env, "kwargs": {"raw": True}}}
-    for new in ({**old, "env_drop": []}, {"env": {"env": env, "drop": []}}, {"env": "CartPole-v1"}, {"env": None}):
-        assert as_before_ids(new) == new
 
 
 @pytest.mark.parametrize(

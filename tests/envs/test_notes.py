@@ -20,7 +20,6 @@ from penstock.datasets.episode import check_spec
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import Echo
-from penstock.run.files.stored import as_before_masks
 from penstock.workers.checking import check_apart
 
 
@@ -130,14 +129,6 @@ def test_masks_that_cannot_be_taken_say_why() -> None:
         check_env(Blocked)
     shown = EnvConfig(Shown).make()
     assert shown.observation_space.spaces.keys() == {"o", "action_mask"}  # pyright: ignore
-
-
-def test_runs_of_before_go_on_unmasked() -> None:
-    assert as_before_masks({"env": "a", "env_mask": None})["env_mask"] == ""
-    assert as_before_masks({"env": "a", "env_mask": "m"})["env_mask"] == "m"
-    assert as_before_masks({"env": {"env": "a", "mask_key": None}})["env"]["mask_key"] == ""
-    now = {"env": "a", "env_mask": None, "env_options": {}}
-    assert as_before_masks(now) == now
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from penstock.core import trace
-from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from tests.run.resumed import EXPERIMENTS, train
 
 
@@ -28,8 +27,8 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
 
 
 def bits(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return (str(leaf.dtype), tuple(leaf.shape), leaf.contiguous().numpy().tobytes())
+    if isinstance(leaf, (torch.Tensor, np.ndarray)):
+        return (str(leaf.dtype), tuple(leaf.shape), np.asarray(leaf).tobytes())
     return ("nan",) if isinstance(leaf, float) and math.isnan(leaf) else leaf
 
 
@@ -43,9 +42,8 @@ def rows(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 def state(run: Path, which: str = "last") -> dict[str, Any]:
     """Every leaf of a checkpoint, wall time excepted, in a form that compares bit for bit."""
     path = find_checkpoint(run, which)
-    leaves = flat(
-        {"state": torch.load(path / "state.pt", weights_only=True), "policy": load_file(path / "policy.safetensors")}
-    )
+    stored = load_checkpoint(path)
+    leaves = flat({"state": stored.state, "policy": stored.policy})
     assert leaves.pop("/state/trainer/elapsed_s") > 0
     return {"/step": int(path.name), **{name: bits(leaf) for name, leaf in leaves.items()}}
 

@@ -32,3 +32,12 @@ class Dot(gym.Env[Any, Any]):
         frame = np.zeros((36, 36), np.uint8)
         frame[self._at, self._left % 36] = 255
         return frame
+
+
+class Blank(Dot):
+    """The frames before an episode are zeros."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._stack[:-1] = 0
+        return self._stack, {}

@@ -1,4 +1,4 @@
-"""Runs that earlier versions made go on here, or are refused in one line that says which version reads them."""
+"""Runs of an earlier format are refused in one line, which names the commit that goes on with them."""
 
 from __future__ import annotations
 
@@ -9,62 +9,36 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.run.files.stored import read_config
+from penstock.core.errors import CheckpointError
+from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.files.stored import FORMAT, read_config
+from tests.run.files.forging import openers
 
-STORED = Path(__file__).parent.parent / "data"
-RUNS = sorted(path for path in STORED.glob("runs-*/*") if path.is_dir())
-STEPS = 1_600
-
-
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("stored", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_goes_on(stored: Path, tmp_path: Path) -> None:
-    run = tmp_path / stored.name
-    shutil.copytree(stored, run)
-    before = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    result = ps.resume(run, {"run.steps": STEPS + 100})
-    assert STEPS + 100 <= result.env_steps < STEPS + 200
-    assert result.stopped_by == "steps"
-    assert result.run_dir == run
-    after = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert after[-1]["train/n_updates"] > before["train/n_updates"] > 0
-    assert after[-1]["time/iterations"] > before["time/iterations"]
-    assert result.checkpoint is not None
-    assert int(result.checkpoint.name) == result.env_steps
-    assert [int(path.name) for path in (run / "checkpoints").iterdir()] != []
-    if "replay/size" in before:
-        assert after[-1]["replay/size"] > before["replay/size"] > 0
+OLD = Path(__file__).parent.parent / "data" / "runs-0.1.0" / "ppo-lstm"
+REFUSED = r"config\.json is of a run of format 1; this penstock reads format 2: go on with penstock at commit 6849b51$"
 
 
-@pytest.mark.parametrize("stored", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_acts_as_it_did(stored: Path) -> None:
-    """The last evaluation, played again: its return says that networks and normalisers are whole."""
-    last = json.loads((stored / "metrics.jsonl").read_text().splitlines()[-1])
-    env = json.loads((stored / "config.json").read_text())["experiment"]["env"]
-    sampler = ps.SerialSampler(T=1, B=1).build(env, seed=3)
-    sampler.initialize(ps.load(stored).agent)
-    episodes = sampler.evaluate_agent(int(last["time/iterations"]), 2)
-    sampler.shutdown()
-    assert episodes.mean_return == pytest.approx(last["eval/mean_reward"], rel=0.05)
+def test_a_run_of_format_1_is_refused(tmp_path: Path) -> None:
+    for how, opener in openers(shutil.copytree(OLD, tmp_path / "run"), tmp_path).items():
+        if how not in ("plot", "replay"):
+            with pytest.raises(CheckpointError, match=REFUSED):
+                opener()
+    with pytest.raises(CheckpointError, match=REFUSED):  # whoever wrote it
+        ps.load(tmp_path / "run", trust=True)
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json is of a run of format 1; .*commit 6849b51"):
+        find_checkpoint(tmp_path / "run")
 
 
-@pytest.mark.parametrize("stored", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_evaluates_as_long_as_it_did(stored: Path) -> None:
-    assert read_config(stored).to_resume().run.eval_max_steps == 200_000
-    assert read_config(stored).to_resume().eval_env_config == read_config(stored).to_resume().env_config
-
-
-def test_there_are_three_of_0_1_0() -> None:
-    assert [path.name for path in RUNS if path.parent.name == "runs-0.1.0"] == ["dqn-per", "ppo-lstm", "sac"]
-
-
-def test_a_run_over_runners_knows_the_class_that_has_moved(tmp_path: Path) -> None:
-    content = json.loads((STORED / "runs-0.1.0" / "sac" / "config.json").read_text())
-    inner = content["experiment"]["sampler"]
-    old = {"class": "penstock.distributed.sampler:RunnerSampler", "runners": 2, "inner": inner, "backend": "processes"}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(
-        json.dumps({**content, "experiment": {**content["experiment"], "sampler": old}})
-    )
-    sampler = read_config(tmp_path / "run", trust=True).to_resume().sampler
-    assert isinstance(sampler, ps.RunnerSampler) and sampler.runners == 2
+def test_a_run_has_its_format(run: Path) -> None:
+    file = run / "config.json"
+    content = json.loads(file.read_text())
+    assert content["format"] == json.loads((find_checkpoint(run) / "MANIFEST.json").read_text())["format"] == FORMAT
+    for found, said in (
+        (FORMAT + 1, "install a newer one"),
+        ("2", "of format 2;"),
+        (None, "format 1;"),
+        (1, "format 1;"),
+    ):
+        file.write_text(json.dumps({**content, "format": found}))
+        with pytest.raises(CheckpointError, match=rf"config\.json .*{said}"):
+            read_config(run, trust=True)

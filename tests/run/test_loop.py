@@ -67,7 +67,12 @@ def test_a_run_leaves_what_the_page_says(tmp_path: Path) -> None:
     assert result.stopped_by == "steps"
     assert 640 <= result.env_steps < 640 + 64
     assert saved(run) == [result.env_steps]
-    assert {path.name for path in find_checkpoint(run).iterdir()} == {"state.pt", "policy.safetensors", "MANIFEST.json"}
+    assert {path.name for path in find_checkpoint(run).iterdir()} == {
+        "state.json",
+        "state.npy",
+        "policy.safetensors",
+        "MANIFEST.json",
+    }
     meta = json.loads((run / "meta.json").read_text())
     assert meta["seed"] == 1
     assert meta["algo"] == "a2c"

@@ -141,7 +141,7 @@ def test_broken_newest_checkpoint_of_a_killed_run(
 
 
 def test_nothing_good_left(run: Path) -> None:
-    for path in run.glob("checkpoints/*/state.pt"):
+    for path in run.glob("checkpoints/*/state.json"):
         path.write_bytes(path.read_bytes()[:-1])
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
     with pytest.raises(CheckpointError, match="no good checkpoint") as caught:
@@ -257,7 +257,7 @@ def test_kill_right_after_the_last_evaluation(
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "empty manifest"])
 def test_broken_newest_checkpoint_is_passed_over(harm: str, run: Path, recwarn: pytest.WarningsRecorder) -> None:
     newest = find_checkpoint(run)
-    victim = newest / ("MANIFEST.json" if harm == "empty manifest" else "state.pt")
+    victim = newest / ("MANIFEST.json" if harm == "empty manifest" else "state.npy")
     data = bytearray(victim.read_bytes())
     if harm == "flip":
         data[len(data) // 2] ^= 4

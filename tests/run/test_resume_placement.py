@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 import penstock as ps
 from penstock.core.config import to_plain
-from penstock.run.checkpoints.checkpoint import find_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.files.stored import config_bytes
 from tests.run.resumed import EXPERIMENTS, STEPS, checkpoints, logged
 
@@ -52,14 +53,16 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     if isinstance(tree, (dict, list, tuple)):
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         return {k: v for key, item in items for k, v in leaves(item, f"{path}/{key}").items()}
-    return {path: (tree.dtype, tree.shape, tree.numpy().tobytes()) if isinstance(tree, torch.Tensor) else repr(tree)}
+    if isinstance(tree, (torch.Tensor, np.ndarray)):
+        return {path: (str(tree.dtype), tuple(tree.shape), np.asarray(tree).tobytes())}
+    return {path: repr(tree)}
 
 
 def assert_alike(a: Path, b: Path) -> None:
     one, two = (find_checkpoint(run) for run in (a, b))
     assert one.name == two.name
     assert (one / "policy.safetensors").read_bytes() == (two / "policy.safetensors").read_bytes()
-    left, right = (leaves(torch.load(each / "state.pt", weights_only=True)) for each in (one, two))
+    left, right = (leaves(load_checkpoint(each).state) for each in (one, two))
     assert left.pop("/trainer/elapsed_s") and right.pop("/trainer/elapsed_s")
     assert [name for name in left.keys() | right.keys() if left.get(name) != right.get(name)] == []
     for name in ("metrics.jsonl", "eval/evaluations.jsonl"):

@@ -21,6 +21,7 @@ from penstock.core.machine import allowed_cpus, cpu_quota
 from penstock.core.spec import EnvSpec
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.bench.search import (
+    SECONDS,
     Synchronous,
     Verdict,
     base_sampler,
@@ -35,8 +36,6 @@ from penstock.samplers.serial import SerialSampler
 if TYPE_CHECKING:  # it asks for the fastest sampler
     from penstock.run.plan import Plan
 
-BUDGET_S = 20.0
-"""Longest duration of the measurement."""
 _SETTINGS = {"name", "workers", "groups"}
 
 
@@ -51,17 +50,14 @@ def auto_sampler(plan: Plan) -> Synchronous:
     found = None if key is None else _read(cache_path(key), key)
     if key is not None and found is not None:
         sampler, where = with_settings(base, found["sampler"]), cache_path(key)
-        _say(exp, f"sampler: {describe(sampler)}, as measured {found['measured']} ({where}); {found['why']}")
+        _say(exp, f"sampler: {describe(sampler)}, as measured {found['measured']} ({where})")
         return sampler
-    _say(exp, f"sampler: measuring which is fastest here, {BUDGET_S:.0f} s at most ...")
-    started = time.monotonic()
-    verdict = bench(plan, BUDGET_S, same_device=True)
+    _say(exp, f"sampler: measuring which is fastest here, {SECONDS:.0f} s each ...")
+    verdict = bench(plan, same_device=True)
     kept = "" if key is None else _keep(cache_path(key), key, verdict)
-    _say(
-        exp,
-        f"sampler: {describe(verdict.best.sampler)}, {verdict.best.steps_per_s:,.0f} steps/s, measured in "
-        f"{time.monotonic() - started:.0f} s{kept}; {verdict.why}",
-    )
+    speeds = "; ".join(f"{describe(row.sampler)}: {row.steps_per_s:,.0f}" for row in verdict.rows if row.steps_per_s)
+    chosen = describe(verdict.best.sampler)
+    _say(exp, f"sampler: {chosen}, measured in {verdict.seconds:.0f} s{kept}; steps/s of {speeds}")
     return verdict.best.sampler
 
 
@@ -112,7 +108,7 @@ def _read(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """The cached result, if the file holds a sound one for this very key."""
     try:
         found = json.loads(path.read_text())
-        good = found["key"] == key and set(found["sampler"]) <= _SETTINGS and "measured" in found and "why" in found
+        good = found["key"] == key and set(found["sampler"]) <= _SETTINGS and "measured" in found
         with_settings(replace(base_sampler(None), T=key["T"], B=key["B"]), found["sampler"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None
@@ -124,7 +120,6 @@ def _keep(path: Path, key: dict[str, Any], verdict: Verdict) -> str:
     answer = {
         "key": key,
         "sampler": settings_of(verdict.best.sampler),
-        "why": verdict.why,
         "measured": time.strftime("%Y-%m-%d"),
         "steps_per_s": {describe(row.sampler): round(row.steps_per_s) for row in verdict.rows if row.steps_per_s},
     }

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core.machine import counted
 from penstock.learn.policy_set import agents_of
 from penstock.learn.train_ops import training_step
 from penstock.run.bench.search import Verdict, describe, run_threads
@@ -24,20 +23,16 @@ _TRACED_T = 32
 
 
 def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
-    """Prints the parts of a step, the samplers by speed, and the recommended one with the command that uses it."""
-    console, costs, best = Console(highlight=False), verdict.costs, verdict.best
+    """Prints what was measured, the samplers by speed, and the recommended one with the command that uses it."""
+    console, best = Console(highlight=False), verdict.best
     T, B = best.sampler.spec
     console.print(f"{exp.algo_name} on {exp.env_config.name}, T={T}, B={B}, {verdict.machine}; {verdict.seconds:.0f} s")
-    parts = Table("a part of a step", "median us", "99 % us")
-    rows: list[tuple[str, float, float | None]] = [("env.step", costs.step_us, costs.step_p99_us)]
-    rows += [(f"forward of {counted(n, costs.unit)}", us, None) for n, us in sorted(costs.forward_us.items())]
-    rows += [("hand-shake: learner to worker and back", costs.handshake_us, None)] if costs.handshake_us else []
-    for name, median, high in rows:
-        parts.add_row(name, f"{median:,.1f}", "" if high is None else f"{high:,.1f}")
+    shorter = "" if verdict.T == T else f" (T={T} takes too long)"
+    told = f"measured: collecting batches of T={verdict.T}{shorter} with this environment and policy"
+    console.print(told, soft_wrap=True)
     samplers = Table("sampler", "workers", "groups", "steps/s", "of the fastest")
-    for table in (parts, samplers):
-        for column in table.columns[1:]:
-            column.justify = "right"
+    for column in samplers.columns[1:]:
+        column.justify = "right"
     fastest = max(row.steps_per_s for row in verdict.rows)
     for row in verdict.rows:
         sampler, mark = row.sampler, "bold" if row is best else None
@@ -46,8 +41,8 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
         speed = f"{row.steps_per_s:,.0f}" if row.steps_per_s else ""
         part = f"{row.steps_per_s / fastest:.0%}" if row.steps_per_s else row.note
         samplers.add_row(name, *counts, speed, part, style=mark)
-    console.print(parts, samplers)
-    print_summary("recommended", {"setting": describe(best.sampler), "why": verdict.why})
+    console.print(samplers)
+    print_summary("recommended", {"setting": describe(best.sampler)})
     print(command)  # in no frame, to be copied
 
 

@@ -1,9 +1,8 @@
-"""The fastest sampler here: the parts of a step are measured, then the samplers not ruled out by those costs."""
+"""The fastest sampler here: a few candidates, each measured with the environment and the policy of a plan."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -12,14 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from penstock.core.batch import padded_rows
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.machine import Machine, counted, read_machine
-from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.learn.policy_set import AnyPolicy, agents_of
+from penstock.learn.policy_set import agents_of
 from penstock.run.affinity import default_workers
-from penstock.run.bench.costs import Costs, measure_acting, measure_env, measure_handshake
 from penstock.run.experiment import Experiment
 from penstock.samplers import find_sampler
 from penstock.samplers.cpu import CpuSampler
@@ -33,48 +29,45 @@ Synchronous: TypeAlias = SerialSampler | CpuSampler | GpuSampler
 """Settings of the samplers that a benchmark compares."""
 NAMES = ("serial", "cpu", "gpu", "alternating")
 """Names of the samplers that are tried; asynchronous ones collect other batches, so speed alone cannot choose them."""
+SECONDS = 2.0
+"""Duration of one candidate's measurement, start-up not counted."""
 _WORTH = 0.95
 """Share of the fastest sampler's speed at which a simpler one is preferred."""
-_SHORTEST_S = 0.4
-_SECOND_PASS, _FINALISTS = 0.25, 3
-"""Part of the budget in which the best so far are measured again, and how many of them."""
-_MOST_GROUPS = 2
+_PASSES = 2
+"""Measurements of each candidate, of which the faster counts: other programs may disturb one of them."""
+_BATCHES = 4
+"""Batches that fit into one measurement with the SerialSampler; T is shortened for it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The settings of one sampler, with the time predicted and the speed measured."""
+    """The settings of one sampler and its measured speed."""
 
     sampler: Synchronous
-    predicted_us: float
-    """Duration of one row of all slots, from the measured parts."""
     steps_per_s: float = 0.0
-    """Measured speed; 0 if it was not measured."""
+    """Env steps per second, learning not counted; 0 if it could not be measured."""
     note: str = ""
-    """The reason if it was not measured."""
+    """The error if it could not be measured."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a benchmark: the parts of a step, every sampler, and the best."""
+    """The result of a benchmark: every candidate, and the best."""
 
-    costs: Costs
     rows: tuple[Row, ...]
-    """The fastest first, those not measured last."""
+    """The fastest first, those that failed last."""
     best: Row
-    why: str
-    """One sentence of reasons."""
+    T: int
+    """Time steps of the batches that were measured: the run's, or fewer where its environment is slow."""
     machine: str
     seconds: float
+    """Duration of all of it."""
 
 
 def bench(
-    plan: Plan, budget_s: float, same_device: bool = False, say: Callable[[str], None] = lambda text: None
+    plan: Plan, seconds: float = SECONDS, same_device: bool = False, say: Callable[[str], None] = lambda text: None
 ) -> Verdict:
-    """Finds the fastest synchronous sampler for a plan on this machine, in about `budget_s` seconds.
-
-    Of each sampler the setting with the best prediction comes first, so that little time suffices; settings that no
-    time is left for are listed as not measured. The best are measured twice, since other programs may disturb.
+    """Measures the candidates for a plan on this machine, each for so many seconds; returns all and the fastest.
 
     Args:
         same_device: leave out samplers that act on another device than the learner's.
@@ -84,34 +77,22 @@ def bench(
         ConfigError, EnvWorkerError: the environment fails, or no sampler works.
     """
     started = time.monotonic()
-    deadline = started + budget_s
-    exp, config, machine = plan.exp, plan.env, read_machine()
+    exp, machine = plan.exp, read_machine()
     base = base_sampler(exp)
     with run_threads(exp):
-        policy = plan.make_policy()
-        native = makes_vector_env(config)
-        costs = _measure_parts(config, exp.run.seed, base, policy, machine, budget_s, native, say)
-        agents = agents_of(policy)
-        rows = [Row(s, predict(s, costs)) for s in candidates(base, machine, native, same_device, exp.run.device)]
-        rows = in_turn(rows)
-        first = deadline - _SECOND_PASS * budget_s
-        # One is measured however late it is: on a busy machine the parts alone may have taken all the time.
-        until = [max(first, time.monotonic() + _SHORTEST_S), *[first] * (len(rows) - 1)]
-        rows = [
-            _measured(config, exp.run.seed, row, agents, until[i], len(rows) - i, say) for i, row in enumerate(rows)
-        ]
-        rows.sort(key=lambda row: -row.steps_per_s)
-        finalists = [row for row in rows[:_FINALISTS] if row.steps_per_s]
-        for i, row in enumerate(finalists):  # what else ran on the machine may have cost one of them its place
-            again = _measured(config, exp.run.seed, row, agents, deadline, len(finalists) - i, say)
-            rows[i] = replace(row, steps_per_s=max(again.steps_per_s, row.steps_per_s))
+        agents = agents_of(plan.make_policy())
+        say("how long a batch takes")
+        row_s = statistics.median(took for took, _ in _batches(plan, replace(base, T=1), agents, 0.0, _BATCHES))
+        T = int(min(max(seconds / _PASSES / _BATCHES / row_s, 1), base.T))
+        native = makes_vector_env(plan.env)
+        rows = [Row(sampler) for sampler in candidates(base, machine, native, same_device, exp.run.device)]
+        for _ in range(_PASSES):
+            rows = [_measured(plan, row, T, agents, seconds / _PASSES, say) for row in rows]
     measured = [row for row in rows if row.steps_per_s]
     if not measured:
-        raise ConfigError(f"no sampler could be measured: {rows[0].note}; give it more time (--budget), or choose one")
+        raise ConfigError(f"no sampler could be measured: {rows[0].note}; choose one")
     rows.sort(key=lambda row: -row.steps_per_s)
-    best = choose(measured)
-    why = explain(best, costs, len(measured), len(rows))
-    return Verdict(costs, tuple(rows), best, why, str(machine), time.monotonic() - started)
+    return Verdict(tuple(rows), choose(measured), T, str(machine), time.monotonic() - started)
 
 
 def base_sampler(exp: Experiment | None) -> SerialSampler:
@@ -126,20 +107,17 @@ def base_sampler(exp: Experiment | None) -> SerialSampler:
 def candidates(
     base: SerialSampler, machine: Machine, native: bool, same_device: bool, device: str
 ) -> list[Synchronous]:
-    """The combinations of sampler, workers and groups that are worth a measurement."""
+    """The samplers to measure: serial, and each of the others with its usual number of workers and with half of it."""
     found: list[Synchronous] = [base]
     if native:
         return found
     for name in NAMES[1:]:
-        groups = _MOST_GROUPS if name == "alternating" else 1
-        if name == "cpu" and same_device and device != "cpu":
+        groups = 2 if name == "alternating" else 1
+        if groups > base.B or (name == "cpu" and same_device and device != "cpu"):
             continue
-        server = name != "cpu"
-        counts = {default_workers(machine, base.B, groups, server), *(2**k for k in range(8))}
-        most = min(base.B // groups, machine.busy_cores)
-        found += [
-            with_settings(base, {"name": name, "workers": n, "groups": groups}) for n in sorted(counts) if n <= most
-        ]
+        usual = default_workers(machine, base.B, groups, server=name != "cpu")
+        counts = sorted({usual, max(usual // 2, 1)})
+        found += [with_settings(base, {"name": name, "workers": n, "groups": groups}) for n in counts]
     return found
 
 
@@ -168,116 +146,39 @@ def describe(sampler: Synchronous) -> str:
     return text + (f" x {found['groups']} groups" if found.get("groups", 1) > 1 else "")
 
 
-def predict(sampler: Synchronous, costs: Costs) -> float:
-    """Duration of one row of all slots in us, predicted from the parts of a step."""
-    found, B = settings_of(sampler), sampler.B
-    workers, groups = found.get("workers", 1), found.get("groups", 1)
-    if found["name"] == "serial":
-        return B * costs.step_us + costs.forward(B)
-    if found["name"] == "cpu":
-        mine = math.ceil(B / workers)
-        return mine * costs.step_us + costs.forward(mine)
-    rows = math.ceil(B / groups)
-    stepping = math.ceil(rows / workers) * costs.step_us + costs.handshake_us
-    if groups == 1:
-        return stepping + costs.forward(rows)
-    return max(groups * costs.forward(rows), stepping + costs.forward(rows), groups * (stepping - costs.handshake_us))
-
-
-def in_turn(rows: list[Row]) -> list[Row]:
-    """The rows in the order of measurement: serial, the best prediction of each other sampler, the second bests, ..."""
-    kinds = [[row for row in rows if settings_of(row.sampler)["name"] == name] for name in NAMES]
-    ranked = [(rank, row) for kind in kinds for rank, row in enumerate(sorted(kind, key=lambda row: row.predicted_us))]
-    ranked.sort(key=lambda x: (x[0], x[1].sampler.workers > 0, x[1].predicted_us))
-    return [row for _, row in ranked]
-
-
 def choose(measured: list[Row]) -> Row:
     """The simplest sampler about as fast as the fastest: serial before workers, few workers before many."""
     fastest = max(row.steps_per_s for row in measured)
     good = [row for row in measured if row.steps_per_s >= _WORTH * fastest]
-    return min(good, key=lambda row: (_order(row.sampler), -row.steps_per_s))
+    return min(good, key=lambda row: (row.sampler.workers, -row.steps_per_s))
 
 
-def explain(best: Row, costs: Costs, measured: int, of: int) -> str:
-    """One sentence of reasons for a choice."""
-    found, B = settings_of(best.sampler), best.sampler.B
-    step, act, shake = costs.step_us, costs.forward(B), costs.handshake_us
-    share = act / (act + B * step)
-    part = f"inference is {share:.0%} of a step" if share > 0.5 else f"stepping is {1 - share:.0%} of a step"
-    workers = found.get("workers", 1)
-    if found["name"] == "serial":
-        costly = f"and a hand-shake {_us(shake)}: other processes would not save what they cost"
-        why = f"{part}, env.step is {_us(step)} {costly}" if shake else f"{part}: the environment is batched by itself"
-    elif found["name"] == "cpu":
-        why = (
-            f"env.step is {_us(step)}, a hand-shake at every step {_us(shake)}: "
-            f"cpu, whose {counted(workers, 'worker')} act by themselves"
-        )
-    elif found.get("groups", 1) > 1:
-        why = f"{part}: alternating, one group steps while the other is served"
-    else:
-        each = math.ceil(B / workers)
-        why = (
-            f"{part}: gpu, {counted(workers, 'worker')} step, and one forward of {counted(B, costs.unit)} "
-            f"({_us(act)}) stands for {workers} of {each} ({_us(costs.forward(each))} each)"
-        )
-    return why + (f" ({measured} of {of} settings fitted into the budget)" if measured < of else "")
-
-
-def _measure_parts(
-    config: EnvConfig,
-    seed: int,
-    base: SerialSampler,
-    policy: AnyPolicy,
-    machine: Machine,
-    budget_s: float,
-    native: bool,
-    say: Callable[[str], None],
-) -> Costs:
-    say("the parts of a step")
-    slice_s = min(max(budget_s / 30, 0.1), 2.0)
-    step_us, p99_us = measure_env(config, seed, slice_s, base.B if native else 0)
-    counts = {padded_rows(math.ceil(base.B / n)) for n in (1, 2, 4, 8, 16) if n == 1 or n <= 2 * machine.busy_cores}
-    forward = {n: measure_acting(policy, config.seating, n, slice_s / len(counts)) for n in sorted(counts)}
-    shake_us = 0.0 if native else measure_handshake(slice_s)
-    return Costs(step_us, p99_us, forward, shake_us, "row" if config.seating is None else "environment")
-
-
-def _measured(
-    config: EnvConfig, seed: int, row: Row, agents: Any, deadline: float, left: int, say: Callable[[str], None]
-) -> Row:
-    """The row with its speed: whole batches for a share of the time left, the first one not counted."""
-    now = time.monotonic()
-    if now >= deadline:
-        return replace(row, note="no time left")
+def _measured(plan: Plan, row: Row, T: int, agents: Any, seconds: float, say: Callable[[str], None]) -> Row:
+    """The row with its speed in batches of T, if that is more than it had."""
+    if row.note:
+        return row
     say(describe(row.sampler))
-    share = max((deadline - now) / left, _SHORTEST_S)
-    # A batch is as long as a quarter of the share lets it be, the run's own T at most.
-    T = int(max(min(row.sampler.T, share * 0.25e6 / max(row.predicted_us, 1e-3)), 1))
-    short = replace(row.sampler, T=T, max_decorrelation_steps=0)
     try:
-        live = short.build(config, seed)
+        timed = _batches(plan, replace(row.sampler, T=T), agents, seconds)
     except (ConfigError, EnvWorkerError) as error:
-        return replace(row, note=str(error).splitlines()[0])
+        return replace(row, steps_per_s=0.0, note=str(error).splitlines()[0])
+    return replace(row, steps_per_s=max(statistics.median(steps / took for took, steps in timed), row.steps_per_s))
+
+
+def _batches(plan: Plan, sampler: Synchronous, agents: Any, seconds: float, least: int = 1) -> list[tuple[float, int]]:
+    """Duration in s and env steps of batches, the first not counted: for so many seconds, and `least` of them."""
+    live = replace(sampler, max_decorrelation_steps=0).build(plan.env, plan.seed)
     try:
         live.initialize(agents)
         live.obtain_samples(0)
-        until = max(min(now + share, deadline), time.monotonic() + _SHORTEST_S)
-        rates: list[float] = []
-        while time.monotonic() < until or not rates:
+        until, timed = time.monotonic() + seconds, list[tuple[float, int]]()
+        while time.monotonic() < until or len(timed) < least:
             started = time.perf_counter()
-            batch, _ = live.obtain_samples(len(rates) + 1)
-            rates.append(batch.env_steps / (time.perf_counter() - started))
-    except EnvWorkerError as error:
-        return replace(row, note=str(error).splitlines()[0])
+            batch, _ = live.obtain_samples(len(timed) + 1)
+            timed.append((time.perf_counter() - started, batch.env_steps))
     finally:
         live.shutdown()
-    return replace(row, steps_per_s=statistics.median(rates))
-
-
-def _order(sampler: Synchronous) -> tuple[int, int]:
-    return (NAMES.index(settings_of(sampler)["name"]) > 0, sampler.workers)
+    return timed
 
 
 @contextlib.contextmanager
@@ -289,7 +190,3 @@ def run_threads(exp: Experiment) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _us(us: float) -> str:
-    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} us"

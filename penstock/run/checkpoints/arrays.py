@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,7 @@ _HEADER_BYTES = 4096
 
 def write_array(file: HashedFile, x: Array) -> None:
     """Appends an array in numpy's .npy format (version 1.0); the kernel copies one that lies in a mapped file."""
-    text = repr({"descr": np.lib.format.dtype_to_descr(x.dtype), "fortran_order": False, "shape": x.shape})
-    start = np.lib.format.magic(1, 0)
-    room = _HEADER_BYTES - len(start) - 2
-    file.write(start + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode("latin1"))
+    _write_header(file, x.dtype, x.shape)
     source = _source(x)
     if source is not None:
         file.write_from(*source, x.nbytes)
@@ -33,10 +31,24 @@ def write_array(file: HashedFile, x: Array) -> None:
         forget()
 
 
+def write_bytes(file: HashedFile, parts: Iterable[bytes | memoryview], size: int) -> None:
+    """Appends bytes, `size` in all, as an array of uint8."""
+    _write_header(file, np.dtype(np.uint8), (size,))
+    for part in parts:
+        file.write(part)
+
+
 def map_array(path: Path) -> Array:
     """The array in a .npy file, memory-mapped. Raises ValueError or OSError if the file holds none."""
     with open_stored(path, path.parent) as file:
         return map_npy(file)
+
+
+def _write_header(file: HashedFile, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    start = np.lib.format.magic(1, 0)
+    room = _HEADER_BYTES - len(start) - 2
+    file.write(start + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode("latin1"))
 
 
 def _source(x: Array) -> tuple[int, int] | None:

@@ -1,8 +1,9 @@
 """Checkpoints, whole or absent: writing, finding and loading them.
 
-`run_dir/checkpoints/000000050000/` holds state.pt, policy.safetensors, the arrays of a replay as replay-*.npy, and
-MANIFEST.json with the size and sha256 of each. A checkpoint is written under a temporary name, forced to disk, renamed
-and read back, and only then are older ones removed, so a crash at any moment leaves the last good one.
+`run_dir/checkpoints/000000050000/` holds state.json and the bytes of its arrays as state.npy, policy.safetensors, the
+arrays of a replay as replay-*.npy, and MANIFEST.json with the size and sha256 of each. A checkpoint is written under a
+temporary name, forced to disk, renamed and read back, and only then are older ones removed, so a crash at any moment
+leaves the last good one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 import os
 import shutil
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +19,19 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import HashedFile, fsync_dir, require_inside
-from penstock.run.checkpoints.arrays import map_array, write_array
-from penstock.run.checkpoints.encoding import decode, encode, encoded_bytes
+from penstock.core.files import HashedFile, fsync_dir, read_stored, require_inside, write_new
+from penstock.core.wire import Packed
+from penstock.run.checkpoints.arrays import map_array, write_array, write_bytes
+from penstock.run.checkpoints.encoding import pack, unpack
 from penstock.run.checkpoints.manifest import (
     ARRAY_FILE,
     MANIFEST,
     POLICY,
     STATE,
+    STATE_ARRAYS,
     is_good,
     manifest_bytes,
     read_manifest,
@@ -39,7 +40,9 @@ from penstock.run.checkpoints.manifest import (
 from penstock.run.checkpoints.pruning import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
 
 _MARGIN_BYTES = 1 << 20
-"""Free space asked for beyond the tensors: names, the zip's and the file system's own needs."""
+"""Free space asked for beyond the tensors: names, headers and the file system's own needs."""
+_MOST_TEXT = 1 << 30
+"""Bytes of state.json."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Checkpoint:
     path: Path
     step: int
     state: dict[str, Any]
-    """The state given to `save_checkpoint`: arrays are numpy again, tensors are on the CPU."""
+    """The state given to `save_checkpoint`; tensors are on the CPU."""
     policy: dict[str, Tensor]
     array_files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """The file of each array of the replay, by name; empty if the replay was not asked for."""
@@ -90,15 +93,16 @@ def save_checkpoint(
     if keep < 1 or keep_replays < 1 or step < 0:
         raise ConfigError(f"keep={keep}, keep_replays={keep_replays}, step={step}; expected keep >= 1 and step >= 0")
     large = dict(arrays or {})
-    plain = encode(state)
+    packed = pack(state)
     weights = _weights(policy)
     folder = Path(run_dir) / "checkpoints"
     unnamed = temporary(folder, step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tidy(folder)
-        _check_space(folder, encoded_bytes(plain) + encoded_bytes(weights), sum(x.nbytes for x in large.values()))
-        _write(unnamed, step, plain, weights, large, score)
+        small = len(packed.text) + packed.size + sum(x.nbytes for x in weights.values())
+        _check_space(folder, small, sum(x.nbytes for x in large.values()))
+        _write(unnamed, step, packed, weights, large, score)
         path = _commit(unnamed, folder / f"{step:012d}")
     except OSError as error:
         raise CheckpointError(
@@ -125,14 +129,11 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
     manifest = verify(Path(path), replay=replay)
     file = manifest.path / STATE
     try:
-        _require_stored(file)
-        state = decode(torch.load(file, map_location="cpu", weights_only=True))
+        state = unpack(read_stored(file, manifest.path, _MOST_TEXT), map_array(manifest.path / STATE_ARRAYS))
         file = manifest.path / POLICY
         policy = safetensors.torch.load_file(file)
     except Exception as error:  # whatever the parsers raise, the caller needs the file's name
-        raise CheckpointError(
-            f"{file} is as it was written, but torch {torch.__version__} cannot read it: {error}"
-        ) from error
+        raise CheckpointError(f"{file} is as its manifest says, but cannot be read: {error}") from error
     return Checkpoint(manifest.path, manifest.step, state, policy, manifest.arrays if replay else {})
 
 
@@ -186,13 +187,6 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
     raise CheckpointError("; ".join([f"no {what} in {folder}, which holds {names}", *(m for _, m in broken)]))
 
 
-def _require_stored(file: Path) -> None:
-    """Raises ValueError if the zip of a state is packed, as torch never does: unpacked it may be of any size."""
-    with zipfile.ZipFile(file) as content:
-        if packed := [item.filename for item in content.infolist() if item.compress_type != zipfile.ZIP_STORED]:
-            raise ValueError(f"{packed[0]} in it is compressed")
-
-
 def _weights(policy: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, each in memory of its own: safetensors refuses tensors that share any."""
     for name, value in policy.items():
@@ -214,20 +208,19 @@ def _check_space(folder: Path, small: int, replay: int) -> None:
 
 
 def _write(
-    folder: Path, step: int, plain: Any, weights: dict[str, Tensor], arrays: dict[str, Any], score: float | None
+    folder: Path, step: int, packed: Packed, weights: dict[str, Tensor], arrays: dict[str, Any], score: float | None
 ) -> None:
     os.mkdir(folder)
-    with HashedFile(folder / STATE) as state_file:
-        torch.save(plain, state_file)  # pyright: ignore[reportArgumentType]
-    with HashedFile(folder / POLICY) as policy_file:
-        policy_file.write(safetensors.torch.save(weights))
-    files: dict[str, Mapping[str, Any]] = {STATE: state_file.entry, POLICY: policy_file.entry}
+    files: dict[str, Mapping[str, Any]] = {STATE: write_new(folder / STATE, packed.text)}
+    with HashedFile(folder / STATE_ARRAYS) as file:
+        write_bytes(file, packed.parts, packed.size)
+    files[STATE_ARRAYS] = file.entry
+    files[POLICY] = write_new(folder / POLICY, safetensors.torch.save(weights))
     for i, (name, x) in enumerate(arrays.items()):
         with HashedFile(folder / ARRAY_FILE.format(i)) as file:
             write_array(file, x)
         files[ARRAY_FILE.format(i)] = {**file.entry, "name": name}
-    with HashedFile(folder / MANIFEST) as manifest_file:
-        manifest_file.write(manifest_bytes(step, score, files))
+    write_new(folder / MANIFEST, manifest_bytes(step, score, files))
     fsync_dir(folder)
 
 

@@ -19,9 +19,10 @@ import torch
 
 from penstock.core.errors import CheckpointError
 from penstock.core.files import open_stored, read_stored, require_inside
+from penstock.run.files.stored import FORMAT, require_format
 
-FORMAT = 1
-MANIFEST, STATE, POLICY = "MANIFEST.json", "state.pt", "policy.safetensors"
+MANIFEST, STATE, STATE_ARRAYS, POLICY = "MANIFEST.json", "state.json", "state.npy", "policy.safetensors"
+_ALWAYS = {STATE, STATE_ARRAYS, POLICY}
 _MAX_MANIFEST_BYTES = 1 << 20
 ARRAY_FILE = "replay-{:03d}.npy"
 _ARRAY = re.compile(r"replay-\d{3,}\.npy")
@@ -103,12 +104,7 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file} is damaged: not JSON ({error})") from error
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise CheckpointError(f"{file} is damaged: it has no format number")
-    if content["format"] != FORMAT:
-        written = content.get("versions")
-        raise CheckpointError(
-            f"{file} has format {content['format']}, written with {written}; this penstock reads "
-            f"format {FORMAT}: install the version that wrote it"
-        )
+    require_format(file, content["format"])
     if own != text:
         raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")
     match content:
@@ -116,7 +112,7 @@ def read_manifest(path: Path) -> Manifest:
             return Manifest(path, step, score, files, content.get("versions", {}), "replay_dropped" in content)
         case _:
             raise CheckpointError(
-                f"{file} was not written by penstock: expected a step, a score and the files {STATE} and {POLICY}"
+                f"{file} was not written by penstock: expected a step, a score and the files {sorted(_ALWAYS)}"
             )
 
 
@@ -180,12 +176,11 @@ def good_manifest(path: Path) -> Manifest | None:
 
 
 def _are_ours(files: Mapping[str, Any]) -> bool:
-    """True if these are the two files of every checkpoint and, besides them, only named arrays in this directory."""
-    arrays = set(files) - {STATE, POLICY}
+    """True if these are the files of every checkpoint and, besides them, only named arrays in this directory."""
     return (
-        {STATE, POLICY} <= set(files)
+        set(files) >= _ALWAYS
         and all(isinstance(entry, dict) for entry in files.values())
-        and all(_ARRAY.fullmatch(name) and isinstance(files[name].get("name"), str) for name in arrays)
+        and all(_ARRAY.fullmatch(name) and isinstance(files[name].get("name"), str) for name in set(files) - _ALWAYS)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -161,9 +160,7 @@ class EnvRunner:
             held |= {"policy": self._policy.state_dict(), "arrays": dict(self._policy.arrays())}
             if self._runner is not None:
                 held["sampler"] = self._acting.live.state_dict()
-        file = io.BytesIO()
-        torch.save(encode(held), file)
-        return {"itr": self._itr, "version": self._version, "state": np.frombuffer(file.getvalue(), np.uint8)}
+        return {"itr": self._itr, "version": self._version, "state": np.frombuffer(encode(held), np.uint8)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from what `get_state` of a runner of the same experiment and place returned.
@@ -171,7 +168,7 @@ class EnvRunner:
         Raises:
             CheckpointError: it is of another experiment.
         """
-        held = decode(torch.load(io.BytesIO(bytes(state["state"])), weights_only=True))
+        held = decode(bytes(state["state"]))
         self._itr, self._version = state["itr"], state["version"]
         if held["policy"] is not None:
             self.policy.load_state_dict(held["policy"], held["arrays"])

@@ -15,7 +15,6 @@ from penstock.core.config import from_plain, override
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
-from penstock.envs.ids import as_before_ids
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
 from penstock.run.files.again import Again
@@ -24,6 +23,10 @@ from penstock.run.files.modules import modules_named
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 CONFIG, META = "config.json", "meta.json"
+FORMAT = 2
+"""Of a run directory, in its config.json and in each checkpoint; runs of 1 had pickles, or no number at all."""
+_GOES_ON_WITH_OLDER = "6849b51"
+"""The last commit that reads format 1."""
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
 """What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
 _DROPPED = (
@@ -32,10 +35,6 @@ _DROPPED = (
 )  # fmt: skip
 _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
-_BEFORE = {"eval_max_steps": 200_000}
-"""Settings of runs that were stored before the setting was there."""
-_MOVED = {"penstock.distributed.sampler:RunnerSampler": "penstock.samplers.runners.settings:RunnerSampler"}
-"""Classes of samplers by the path that earlier runs were stored with."""
 
 
 NOTHING = Again()
@@ -101,12 +100,11 @@ class StoredConfig:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
-        plain = {**plain, "env": ""} if env is not None else as_before_masks(as_before_ids(plain))
+        plain = {**plain, "env": ""} if env is not None else plain
         if eval_env is not None:
             own = files and not isinstance(eval_env, EnvConfig)  # a run that goes on keeps those that were stored
             kwargs = plain.get("eval_env_kwargs", {}) if own else {}
             plain = {**plain, "eval_env": None, "eval_env_kwargs": kwargs}
-        plain = {**plain, "run": {**_BEFORE, **plain["run"]}}
         self._require_trust(plain, files)
         exp = self._made(plain)
         if not isinstance(exp, Experiment):
@@ -150,6 +148,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     vouched = trust or is_listed(digest)
     with undamaged(path):
         content = json.loads(text)
+        require_format(path, content.get("format"))
         if not vouched:
             _compare(content, path)
         with named(path):
@@ -157,9 +156,6 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
         found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
             raise TypeError("experiment is no object")
-        sampler = found.plain.get("sampler")
-        if isinstance(sampler, dict) and str(sampler.get("class")) in _MOVED:
-            found.plain["sampler"] = {**sampler, "class": _MOVED[sampler["class"]]}
     if trust:
         remember(path, digest)
     return found if vouched else replace(found, trusted=below_trusted(path))
@@ -181,9 +177,24 @@ def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
         ) from error
 
 
+def require_format(file: Path, found: object) -> None:
+    """Raises CheckpointError if a file of a run is not of the format that this version reads.
+
+    Args:
+        found: the number in it, None where there is none.
+    """
+    if type(found) is int and found > FORMAT:
+        raise CheckpointError(f"{file} has format {found}; this penstock reads format {FORMAT}: install a newer one")
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{file} is of a run of format {1 if found is None else found}; this penstock reads format {FORMAT}: go on "
+            f"with penstock at commit {_GOES_ON_WITH_OLDER}"
+        )
+
+
 def config_bytes(experiment: Mapping[str, Any], spec: Mapping[str, Any]) -> bytes:
     """The text of config.json, which holds a sha256 of its content."""
-    content = {"experiment": experiment, "spec": spec}
+    content = {"format": FORMAT, "experiment": experiment, "spec": spec}
     return (json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n").encode()
 
 
@@ -240,9 +251,9 @@ def _read(path: Path) -> bytes:
 
 
 def _compare(content: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError if config.json is not as it was written; versions before 0.2 stored no sha256."""
-    kept = {key: content[key] for key in ("experiment", "spec")}
-    if content.keys() - kept.keys() and content != {**kept, "sha256": _digest(kept)}:
+    """Raises CheckpointError if config.json is not as it was written."""
+    kept = {key: content[key] for key in ("format", "experiment", "spec")}
+    if content != {**kept, "sha256": _digest(kept)}:
         raise CheckpointError(
             f"{path} is not as penstock wrote it, as its own sha256 says: damaged, or edited by hand. If you edited "
             "it, --trust (trust=True) accepts it, which is needed once; if not, copy it again"
@@ -258,14 +269,6 @@ def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The plain experiment without a policy_mapping_fn that could not be stored."""
     lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
     return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
-
-
-def as_before_masks(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored experiment without masks that versions without options, which stored it, did not ask for."""
-    if isinstance(env := plain.get("env"), Mapping):
-        env = env if "options" in env else {**env, "mask_key": env.get("mask_key") or ""}
-        return {**plain, "env": env}
-    return plain if "env_options" in plain else {**plain, "env_mask": plain.get("env_mask") or ""}
 
 
 def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

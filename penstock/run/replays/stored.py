@@ -113,8 +113,7 @@ def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredRepla
     run = folder.absolute().parent.parent if (folder / MANIFEST).is_file() else folder
     if run == folder and not (folder / "checkpoints").is_dir():
         raise ConfigError(
-            f"{path} is no run, checkpoint or exported replay; name a folder such as runs/a or "
-            "runs/a/checkpoints/000000050000"
+            f"{path} is no run or checkpoint; name a folder such as runs/a or runs/a/checkpoints/000000050000"
         )
     try:
         folder = find_checkpoint(folder, which, replay=True) if run == folder else folder
@@ -174,7 +173,7 @@ def summary(replay: StoredReplay) -> dict[str, str]:
         "steps, updates": f"{replay.state['appended']:,} environment steps appended, "
         f"{replay.trained:,} gradient steps by the ratio",
         "bytes": f"{sum(x.nbytes for x in replay.arrays.values()):,}",
-        "episodes": _episodes(replay, start, head),
+        "episodes": _episodes(replay),
         "reward": _numbers(replay.rows("prev_reward", start + 1, head + 1)[valid]),
         "index": f"{replay.state['index_kind']}, {np.count_nonzero(replay.drawable()):,} samples can be drawn",
     }
@@ -204,12 +203,11 @@ def _remedy(run: Path) -> str:
     return f"no checkpoint of {run} has a good replay: copy it again; `penstock eval` needs none"
 
 
-def _episodes(replay: StoredReplay, start: int, head: int) -> str:
-    """Returns and lengths, as text, of the episodes stored from their first row to their last."""
+def whole_episodes(replay: StoredReplay) -> list[tuple[int, int, int]]:
+    """Slot, first row and the row after the last of every episode that is stored from its reset to its end."""
+    start, head = replay.oldest, replay.head
     flags = [replay.rows(name, start, head) for name in ("first", "terminated", "truncated", "valid")]
-    rewards = replay.rows("prev_reward", start + 1, head + 1)
-    returns: list[Array] = []
-    lengths: list[Array] = []
+    found: list[tuple[int, int, int]] = []
     for b in range(replay.slots):
         first, terminated, truncated, valid = (x[:, b] for x in flags)
         row = np.arange(len(first))
@@ -217,14 +215,20 @@ def _episodes(replay: StoredReplay, start: int, head: int) -> str:
         over = valid & (terminated | truncated)
         # What was lost, or ended before, between an episode's first row and each row.
         breaks = np.concatenate([[0], np.cumsum(~valid | over)])
-        sums = np.concatenate([[0.0], np.cumsum(np.where(valid, rewards[:, b], 0.0), dtype=np.float64)])
-        whole = over & (opened >= 0) & (breaks[row] == breaks[opened])
-        returns.append(sums[row[whole] + 1] - sums[opened[whole]])
-        lengths.append(row[whole] + 1 - opened[whole])
-    found = np.concatenate(returns) if returns else np.empty(0)
-    if not len(found):
+        whole = np.flatnonzero(over & (opened >= 0) & (breaks[row] == breaks[opened]))
+        found += [(b, start + int(opened[last]), start + int(last) + 1) for last in whole]
+    return found
+
+
+def _episodes(replay: StoredReplay) -> str:
+    """Returns and lengths of the whole episodes as text."""
+    rewards, base = replay.rows("prev_reward", replay.oldest + 1, replay.head + 1), replay.oldest
+    found = whole_episodes(replay)
+    if not found:
         return "none is kept from its first row to its last"
-    return f"{len(found):,} kept whole; return {_numbers(found)}; length {_numbers(np.concatenate(lengths))}"
+    returns = [rewards[start - base : stop - base, b].sum(dtype=np.float64) for b, start, stop in found]
+    lengths = [stop - start for _, start, stop in found]
+    return f"{len(found):,} kept whole; return {_numbers(returns)}; length {_numbers(lengths)}"
 
 
 def _numbers(x: Any) -> str:

@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class LiveState:
-    """The state of a LiveSampler of B slots between two batches; of many agents trees and counts are by policy id."""
+    """The state of a LiveSampler of B slots between two batches; trees and counts are by policy id."""
 
     collected: bool
     """A batch was filled; if not, the rest means nothing."""
@@ -31,8 +31,8 @@ class LiveState:
     """State of an EpisodeStats; of many agents empty, since their pool keeps the sums."""
     journal: Sequence[Any]
     """State of a Journal; empty where nothing is kept to replay."""
-    out_of_bounds: Tree = 0
-    """How many observations were."""
+    out_of_bounds: Tree
+    """How many observations were, by policy id."""
 
     @classmethod
     def resetting(cls, pool: PoolState, collected: bool, row: Tree, out_of_bounds: Tree) -> LiveState:
@@ -47,10 +47,8 @@ class LiveState:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> LiveState:
-        """The state that `to_plain` described, here or in 0.1.0, which put faults elsewhere and counted no bounds."""
-        known: dict[str, Any] = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
-        known["pool"] = PoolState.from_plain({"faults": plain.get("faults", {}), **plain["pool"]})
-        return cls(**known)
+        """The state that `to_plain` described."""
+        return cls(**{**plain, "pool": PoolState.from_plain(plain["pool"])})
 
     @classmethod
     def join_states(cls, states: Sequence[State]) -> State:

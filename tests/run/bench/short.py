@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import penstock as ps
-from penstock.run.bench.costs import Costs
 
 ENV = "penstock.envs.toy:Counter"
 BASE = ps.SerialSampler(T=8, B=4)
@@ -15,7 +14,3 @@ QUIET = ps.RunConfig(steps=64, progress="off", tensorboard=False, eval_episodes=
 
 def experiment(sampler: Any = BASE, **run: Any) -> ps.Experiment:
     return ps.Experiment(env=ENV, algo=ps.A2C(), sampler=sampler, run=replace(QUIET, **run))
-
-
-def costs(step: float, forward: float, shake: float) -> Costs:
-    return Costs(step, 2 * step, {4: forward, 16: forward}, shake)

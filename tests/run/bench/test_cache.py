@@ -17,7 +17,7 @@ from penstock.run.bench.search import (
     with_settings,
 )
 from penstock.run.plan import Plan
-from tests.run.bench.short import BASE, ENV, QUIET, costs, experiment
+from tests.run.bench.short import BASE, ENV, QUIET, experiment
 
 # auto
 
@@ -40,11 +40,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Benchmarks that were made; each finds gpu with 2 workers at once."""
     found: list[Any] = []
 
-    def stand_in(plan: Plan, budget_s: float, same_device: bool = False) -> Verdict:
+    def stand_in(plan: Plan, same_device: bool = False) -> Verdict:
         found.append(plan)
         assert same_device
-        best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 1.0, 5.0)
-        return Verdict(costs(1, 1, 1), (best,), best, "because", "", 0.0)
+        best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
+        return Verdict((best, Row(base_sampler(plan.exp), 4.0)), best, 8, "", 0.0)
 
     monkeypatch.setattr(bench_cache, "bench", stand_in)
     return found
@@ -56,12 +56,13 @@ def test_auto_is_measured_once_for_each_question(
     exp = experiment(progress="plain")
     first = chosen(exp)
     assert first == ps.GpuSampler(T=8, B=4, workers=2)
-    assert "kept in" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "kept in" in said
+    assert "steps/s of gpu, 2 workers: 5; serial: 4" in said
     assert chosen(exp) == first
     said = capsys.readouterr().out
     assert "as measured" in said
     assert str(cache) in said
-    assert "because" in said
     assert len(asked) == 1
     for other in (
         replace(exp, sampler=replace(BASE, T=16)), replace(exp, sampler=replace(BASE, B=5)),

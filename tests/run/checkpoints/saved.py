@@ -30,16 +30,15 @@ def flip(path: Path, offset: int, bit: int) -> None:
     path.write_bytes(data)
 
 
-def rewrite(path: Path, state: Any) -> None:
-    """A checkpoint whose manifest is true of another state.pt, as an attacker would make it."""
-    from penstock.core.files import HashedFile
+def rewrite(path: Path, text: bytes) -> None:
+    """A checkpoint whose manifest is true of another state.json, as an attacker would make it."""
+    from penstock.core.files import write_new
     from penstock.run.checkpoints.manifest import manifest_bytes
 
-    entry = json.loads((path / "MANIFEST.json").read_text())["files"]["policy.safetensors"]
-    (path / "state.pt").unlink()
-    with HashedFile(path / "state.pt") as file:
-        torch.save(state, file)  # type: ignore[arg-type]
-    (path / "MANIFEST.json").write_bytes(manifest_bytes(1, None, {"state.pt": file.entry, "policy.safetensors": entry}))
+    files = json.loads((path / "MANIFEST.json").read_text())["files"]
+    (path / "state.json").unlink()
+    files["state.json"] = write_new(path / "state.json", text)
+    (path / "MANIFEST.json").write_bytes(manifest_bytes(1, None, files))
 
 
 def crashes(
@@ -63,7 +62,7 @@ def crashes(
         assert code in (0, 9)
         yield run, code == 0
         if code == 0:
-            assert point > 20
+            assert point > 15
             return
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from tests.run.checkpoints.saved import crashes, names, rewrite, save
 def test_policy_tensors_may_share_memory_and_views_take_their_own_size_only(tmp_path: Path) -> None:
     big = torch.arange(1_000_000.0)
     path = save_checkpoint(tmp_path, 1, {"view": big[:3]}, {"a": big[:4], "b": big[:4], "t": torch.ones(2, 3).t()})
-    assert (path / "state.pt").stat().st_size < 10_000
+    assert (path / "state.npy").stat().st_size < 10_000
     policy = load_checkpoint(path).policy
     assert torch.equal(policy["a"], policy["b"])
     assert policy["t"].shape == (3, 2)
@@ -37,24 +39,30 @@ def test_a_forged_pickle_runs_nothing(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return os.mkdir, (str(tmp_path / "boom"),)
 
-    path = save(tmp_path, 1)
-    rewrite(path, Bomb())
-    with pytest.raises(CheckpointError, match=r"state\.pt"):
-        load_checkpoint(path)
-    assert not (tmp_path / "boom").exists()
+    file = io.BytesIO()
+    torch.save(Bomb(), file)
+    for text in (pickle.dumps(Bomb()), file.getvalue(), b'{"$class": ["os:mkdir", "boom"]}'):
+        path = save(tmp_path, 1)
+        rewrite(path, text)
+        with pytest.raises(CheckpointError, match=r"state\.json is as its manifest says, but cannot be read"):
+            load_checkpoint(path)
+        shutil.rmtree(path)
+        assert not (tmp_path / "boom").exists()
 
 
 def test_find_falls_back_past_broken_ones_and_names_them(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
-    (tmp_path / "checkpoints" / "000000000030" / "state.pt").write_bytes(b"x")
+    (tmp_path / "checkpoints" / "000000000030" / "state.npy").write_bytes(b"x")
     (tmp_path / "checkpoints" / "000000000020" / "MANIFEST.json").write_bytes(b"{")
     with pytest.warns(UserWarning, match="passed over") as caught:
         assert find_checkpoint(tmp_path).name == "000000000010"
     text = "\n".join(str(w.message) for w in caught)
-    assert "000000000030/state.pt has 1 bytes" in text
+    assert "000000000030/state.npy has 1 bytes" in text
     assert "000000000020/MANIFEST.json is damaged" in text
-    with pytest.raises(CheckpointError, match=r"no good checkpoint of step 30 .*000000000010, .*state\.pt has 1 bytes"):
+    with pytest.raises(
+        CheckpointError, match=r"no good checkpoint of step 30 .*000000000010, .*state\.npy has 1 bytes"
+    ):
         find_checkpoint(tmp_path, "30")
 
 
@@ -95,7 +103,7 @@ def test_the_same_step_is_replaced_and_a_broken_one_put_aside(tmp_path: Path) ->
     path = save_checkpoint(tmp_path, 5, {"x": 2}, {})
     assert load_checkpoint(path).state == {"x": 2}
     assert names(tmp_path) == ["000000000005"]
-    (path / "state.pt").unlink()
+    (path / "state.npy").unlink()
     path = save_checkpoint(tmp_path, 5, {"x": 3}, {})
     assert load_checkpoint(path).state == {"x": 3}
     assert [name[:19] for name in names(tmp_path)] == ["000000000005", "000000000005.broken"]
@@ -132,9 +140,9 @@ def test_everything_is_forced_to_disk_before_it_has_its_name(tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "rename", record_rename)
     save(tmp_path, 1)
-    assert calls[:3] == ["state.pt", "policy.safetensors", "MANIFEST.json"]
-    assert calls[3].startswith(".tmp-1-")
-    assert calls[4:] == ["rename to 000000000001", "checkpoints"]
+    assert calls[:4] == ["state.json", "state.npy", "policy.safetensors", "MANIFEST.json"]
+    assert calls[4].startswith(".tmp-1-")
+    assert calls[5:] == ["rename to 000000000001", "checkpoints"]
 
 
 def test_a_failed_replacement_brings_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +168,8 @@ def test_what_the_disk_changed_while_writing_is_found_before_pruning(
     save(tmp_path, 1, keep=1)
     write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda fd, data: write(fd, bytes(data).replace(b"PK\x05\x06", b"PK\x05\x07")))
-        with pytest.raises(CheckpointError, match=r"state\.pt is damaged"):
+        patch.setattr(os, "write", lambda fd, data: write(fd, bytes(data).replace(b'"step":2', b'"step":3')))
+        with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
             save(tmp_path, 2, keep=1)
     assert names(tmp_path) == ["000000000001"]
 

@@ -45,6 +45,6 @@ def test_a_crash_at_any_call_leaves_a_checkpoint_with_its_replay(tmp_path: Path,
         assert load_checkpoint(find_checkpoint(run)).state["x"] in (2, 3)
         keep(run, 4)
         kept = {path.name: {file.name for file in path.iterdir()} for path in (run / "checkpoints").iterdir()}
-        small = {"MANIFEST.json", "policy.safetensors", "state.pt"}
+        small = {"MANIFEST.json", "policy.safetensors", "state.json", "state.npy"}
         assert kept.pop(f"{4:012d}") == {*small, "replay-000.npy"}
         assert list(kept.values()) == [small]

@@ -28,7 +28,7 @@ def test_prune_keeps_the_last_and_the_best(tmp_path: Path) -> None:
 def test_prune_does_not_count_or_delete_broken_ones(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step, keep=3)
-    flip(tmp_path / "checkpoints" / "000000000003" / "state.pt", 100, 0)
+    flip(tmp_path / "checkpoints" / "000000000003" / "state.npy", 100, 0)
     save(tmp_path, 4, keep=2)
     assert steps(tmp_path) == [2, 3, 4]
 
@@ -70,7 +70,12 @@ def test_the_newest_keep_their_replay_and_all_their_policy(keep_replays: int, le
         assert (manifest.replay_dropped, manifest.versions) == (not kept, versions)
         assert manifest.score == (9.0 if step == 1 else -step)
         if not kept:
-            assert sorted(p.name for p in path.iterdir()) == ["MANIFEST.json", "policy.safetensors", "state.pt"]
+            assert sorted(p.name for p in path.iterdir()) == [
+                "MANIFEST.json",
+                "policy.safetensors",
+                "state.json",
+                "state.npy",
+            ]
             with pytest.raises(CheckpointError, match=r"replay of .* is gone.*run\.keep_replays"):
                 find_checkpoint(tmp_path, str(step), replay=True)
 
@@ -85,7 +90,7 @@ def test_a_replay_is_dropped_and_nothing_else(tmp_path: Path) -> None:
         save_replay(tmp_path, step, keep=9, keep_replays=1)
     assert with_replay(tmp_path) == [4]
     assert sorted(p.name for p in first.iterdir()) == [
-        "MANIFEST.json", "notes.txt", "plots", "policy.safetensors", "replay-001.npy.bak", "state.pt",
+        "MANIFEST.json", "notes.txt", "plots", "policy.safetensors", "replay-001.npy.bak", "state.json", "state.npy",
     ]  # fmt: skip
     assert load_checkpoint(first).state == {"step": 1}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import penstock as ps
 from penstock.core.spec import EnvSpec, LeafSpec
@@ -64,16 +63,13 @@ def with_config(change: Callable[[Settings], Any]) -> Callable[[Path], Path]:
 
 
 def with_state(change: Callable[[Settings], Any]) -> Callable[[Path], Path]:
-    """A forgery that changes state.pt in place."""
+    """A forgery that changes the text of state.json in place."""
 
     def forge(run: Path) -> Path:
         path = checkpoint(run)
-        state = torch.load(path / "state.pt", weights_only=True)
+        state = json.loads((path / "state.json").read_text())
         change(state)
-        other = path.with_name("state.tmp")
-        torch.save(state, other)
-        seal(path, {"state.pt": other.read_bytes()})
-        other.unlink()
+        seal(path, {"state.json": json.dumps(state).encode()})
         return path
 
     return forge
@@ -197,8 +193,9 @@ def linked(target: str) -> Callable[[Path], Any]:
     return lambda path: path.symlink_to(target)
 
 
-def view(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.zeros(1).expand(shape)
+def tensor(*shape: int) -> Settings:
+    """A tensor of this shape in the text of a state, with four bytes."""
+    return {"$own": [["float32", [*shape], [*range(len(shape))]], {"$array": ["|u1", [4], 0]}]}
 
 
 def replay_of(state: Settings) -> Settings:

@@ -34,7 +34,7 @@ from tests.run.files.forging import (
     openers,
     read_all,
     replay_of,
-    view,
+    tensor,
     with_array,
     with_config,
     with_index,
@@ -114,7 +114,7 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
     # Checkpoints.
     "an array of 40 TB": (with_array({"descr": "<f8", "shape": (5 * 10**12,)}), {"resume", "replay"}),
     "an array of objects": (with_array({"descr": "|O", "shape": (1,)}, b"\x01" * 8), {"resume", "replay"}),
-    "a tensor of 40 TB": (with_state(lambda s: s["policy"].update(x=view((10**13,)))), EVERY | {"replay"}),
+    "a tensor of 40 TB": (with_state(lambda s: s["policy"].update(x=tensor(10**13))), EVERY | {"replay"}),
     "a head far away": (with_state(lambda s: replay_of(s)["index"].update(head=10**15)), {"resume", "replay"}),
     "no state of the policy": (with_state(lambda s: s.update(policy=[])), {"resume", "replay"}),
     "a deep manifest": (deep_manifest, EVERY | {"replay"}),

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant
 from penstock.run.files import rundir
 from penstock.run.files.lock import RunLock
-from penstock.run.files.stored import StoredConfig
 from tests.run.cartpole import CARTPOLE, RUN, at, saved
 
 
@@ -105,14 +103,6 @@ def test_the_rate_of_a_resumed_run_stands_beside_its_own_steps(
     ps.resume(tmp_path, {"run.steps": 192, "run.progress": "plain"})
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "environment steps" in line)
     assert re.search(r"249 \(123 of them in [\d.]+ s, ", row)
-
-
-def test_an_atari_id_of_a_run_of_0_1_0_means_what_it_meant(tmp_path: Path) -> None:
-    now = ps.Experiment("ALE/Pong-v5", ps.PPO(), env_kwargs={"frameskip": 1})
-    for added, kwargs in ((("env_drop", "env_text"), {"frameskip": 1, "raw": True}), ((), {"frameskip": 1})):
-        plain = {key: value for key, value in to_plain(now).items() if key not in added}
-        stored = StoredConfig(tmp_path, plain, None, "", trusted=True)  # pyright: ignore[reportArgumentType]
-        assert stored.to_resume().env_kwargs == kwargs
 
 
 def test_a_repository_that_came_from_elsewhere_executes_nothing(

@@ -15,7 +15,6 @@ import penstock as ps
 from penstock.cli.config import experiment_from
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.files import trust
-from penstock.run.files.stored import read_config
 from penstock.run.files.trust import VARIABLE, is_listed, list_path, remember
 from penstock.run.playing.evaluation import evaluate
 from tests.run.cartpole import CARTPOLE, at
@@ -171,9 +170,3 @@ def test_a_home_that_cannot_be_written_warns_once(tmp_path: Path, state: Path, m
         warnings.simplefilter("error")
         trained(tmp_path / "third")
     assert not refused(runs[0])
-
-
-def test_a_run_of_an_earlier_version_has_no_checksum(state: Path) -> None:
-    stored = Path(__file__).parents[2] / "data" / "runs-0.1.0" / "ppo-lstm"
-    assert not read_config(stored).trusted
-    ps.load(stored)

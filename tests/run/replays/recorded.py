@@ -28,6 +28,7 @@ CASES = {
     "uniform": ("CartPole-v1", DQN),
     "prioritized": ("CartPole-v1", PRIORITIZED),
     "frames": ("stacked_frames:Dot", replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True))),
+    "frames after zeros": ("stacked_frames:Blank", replace(DQN, replay=replace(UNIFORM, deduplicate_frames=True))),
     "sequences": ("CartPole-v1", SEQUENCES),
     "box": ("Pendulum-v1", ps.SAC(learning_starts=16, batch_size=8, replay_ratio=1.0, replay=UNIFORM, net=SMALL)),
 }
@@ -80,8 +81,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 
 def opened(path: Path) -> dict[str, Any]:
-    """The arrays of an export, as any reader would get them."""
-    if path.is_dir():
-        return {file.stem: np.load(file, allow_pickle=False) for file in path.glob("*.npy")}
+    """The arrays of an exported file, as any reader would get them."""
     with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files if name != "about.json"}
+        return {name: file[name] for name in file.files}
