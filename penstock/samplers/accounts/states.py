@@ -48,7 +48,8 @@ class LiveState:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> LiveState:
         """The state that `to_plain` described."""
-        return cls(**{**plain, "pool": PoolState.from_plain(plain["pool"])})
+        known: dict[str, Any] = {**plain, "pool": PoolState.from_plain(plain["pool"])}
+        return cls(**known)
 
     @classmethod
     def join_states(cls, states: Sequence[State]) -> State:
