@@ -18,7 +18,7 @@ from penstock.algos.sac import SAC
 from penstock.algos.td3 import TD3
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, Share
 from penstock.envs.seats import Seating
 from penstock.samplers.installed import Installed
 
@@ -86,7 +86,7 @@ class RemembersNoise(Own):
 )
 def test_randomness_that_is_no_noise_is_refused_before_training(agent: type[Own], seen: str, remembers: bool):
     before = torch.random.get_rng_state()
-    installed = Installed(Seating.alone(SPEC), BatchSpec(4, 2), (), 0, None)
+    installed = Installed(Seating.alone(SPEC), BatchSpec(4, 2), (), Share())
     with pytest.raises(ConfigError, match=rf"act\(\) of {agent.__name__} {seen}.*Take all randomness from `noise`"):
         installed.take(agent(remembers=remembers))
     torch.random.set_rng_state(before)

@@ -16,7 +16,6 @@ from penstock.agents.q_agent import QAgent
 from penstock.algos.dqn import DQN
 from penstock.algos.r2d1 import R2D1
 from penstock.core.batch import Inputs, allocate_batch
-from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_map
@@ -192,16 +191,10 @@ def test_each_stream_has_hidden_units_of_its_own() -> None:
     assert widths(QAgent(image, Net(cnn="nature", hidden=()), dueling=True, dueling_hidden=()).online)[1] == []
 
 
-@pytest.mark.parametrize("settings", [DQN(dueling=True), R2D1()], ids=["dqn", "r2d1"])
-def test_stored_settings_of_0_1_0_keep_their_linear_streams(settings: Any) -> None:
-    stored = to_plain(settings)
-    assert from_plain(stored).dueling_hidden is None
-    del stored["dueling_hidden"]
-    assert from_plain(stored).dueling_hidden == ()
-    network = from_plain(stored).build(SPEC).agent.online
-    assert network.value_stream is None and network.value is not None
+@pytest.mark.parametrize("kind", [DQN, R2D1])
+def test_streams_without_units_are_refused(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"dueling_hidden=\(8, 0\); expected 1 or more"):
-        type(settings)(dueling_hidden=(8, 0))
+        kind(dueling_hidden=(8, 0))
 
 
 def test_dueling_represents_a_value_that_no_advantage_shares() -> None:

@@ -211,7 +211,7 @@ def test_other_processes_are_refused() -> None:
         ps.SerialSampler(4, 4).build(CartPole, shared=shared)
     with pytest.raises(ConfigError, match=r"made a VectorEnv, .* use SerialSampler"):  # of worker processes
         EnvConfig(CartPole).make_one()
-    share = SamplerShare(ps.SerialSampler(4, 4), EnvConfig(CartPole), 0, 0, 4)
+    share = SamplerShare(ps.SerialSampler(4, 4), EnvConfig(CartPole), 0, ps.Share(0, 4))
     with pytest.raises(
         ConfigError, match=r"which do not leave their process; use ps\.SerialSampler in place of runners"
     ):
