@@ -36,3 +36,14 @@ def dotted(node: ast.AST) -> str:
 @functools.cache
 def named_calls(text: str) -> list[tuple[ast.Call, str]]:
     return [(node, dotted(node.func)) for node in nodes(text) if isinstance(node, ast.Call)]
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: no blank ones, no comments, no docstrings."""
+    text = text_of(path)
+    docs: set[int] = set()
+    for node in nodes(text):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docs |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(bool(line) and not line.startswith("#") and i not in docs for i, line in lines)

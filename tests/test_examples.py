@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import ast
-import io
 import os
 import re
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.parsed import code_lines
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -28,27 +28,6 @@ def blocks() -> list[tuple[str, str]]:
             line = text[: match.start()].count("\n") + 2
             found.append((f"{page.name}:{line}", match[1]))
     return found
-
-
-def code_lines(path: Path) -> int:
-    """Lines that hold code: no blank ones, no comments, no docstrings."""
-    text = path.read_text()
-    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in skip:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)):
-            first = body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                lines -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    return len(lines)
 
 
 def anchors(page: Path) -> set[str]:

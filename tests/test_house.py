@@ -14,11 +14,12 @@ from typing import Any, get_type_hints
 import pytest
 
 import penstock as ps
-from tests.parsed import PACKAGE, ROOT, named_calls, nodes, text_of
+from tests.parsed import PACKAGE, ROOT, code_lines, named_calls, nodes, text_of
 
 OTHERS = sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 EVERY = (*PACKAGE, *OTHERS)
-MAX_LINES = 450
+CODE_LINES = 37_900
+"""Of the package, at most. Growth is not free: who needs more raises it, and says what it buys."""
 MAX_WIDTH = 120
 MAX_FILES = 17
 LISTS = {"algos", "cli", "envs/toy"}
@@ -113,9 +114,8 @@ def test_every_file_says_in_its_first_line_what_it_is() -> None:
     assert not silent, "expected a docstring"
 
 
-def test_every_file_is_short() -> None:
-    long = where(lambda text: (n := len(text.splitlines())) > MAX_LINES and n)
-    assert not long, f"a file answers one question in {MAX_LINES} lines"
+def test_the_package_does_not_grow_unseen() -> None:
+    assert sum(map(code_lines, PACKAGE)) <= CODE_LINES
 
 
 def test_every_file_is_narrow() -> None:
