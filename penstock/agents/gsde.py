@@ -49,7 +49,7 @@ class StateDependentOutput(nn.Module):
 
 
 class StateDependentHead(nn.Module):
-    """The action head of one box in the place of an `ActionHead`: `linear` makes parameters, `forward` distributions.
+    """The action head of one box in place of an `ActionHead`: `linear` makes parameters, `forward` distributions.
 
     Args:
         center, half: [A] of the box. shape: of the action.

@@ -78,7 +78,7 @@ class DDPG(FromReplay):
     lr: Rate = 1e-3
     """Adam's step size of the critic, usually 3e-4 to 1e-3."""
     actor_lr: Positive | None = None
-    """Of the actor; None for the critic's. 1e-4 in the paper."""
+    """Adam's step size of the actor; None for the critic's `lr`. 1e-4 in the paper."""
     exploration_noise: Weight = 0.1
-    """Standard deviation of the noise on actions, in half the box."""
+    """Standard deviation of the noise on actions, in units of half the box."""
     agent: AgentFn = agent_fn

@@ -157,9 +157,9 @@ class MAPPO(InMinibatches):
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
-    """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
+    """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
     observes_state: ClassVar[bool] = True
-    """Observations are given the key "state"."""
+    """The environment adds the key "state" to observations."""
 
     gae_lambda: Unit = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""
@@ -170,13 +170,13 @@ class MAPPO(InMinibatches):
     value_coef: NotNegative = 1.0
     """Weight of half the squared value error, usually 0.5 to 1."""
     target_kl: Positive | None = None
-    """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
-    None: they do not."""
+    """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
+    None: it never stops early."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm; 10 in the paper."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
-    rewards does not matter then."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so
+    that the size of rewards does not matter."""
     agent: AgentFn = agent_fn

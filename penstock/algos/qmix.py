@@ -198,15 +198,15 @@ class QMIX(FromReplay):
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
     usual_batch = BatchSpec(T=1, B=8)
     lockstep = True
-    """All agents act in each step: environments of turns are refused."""
+    """All agents act in each step; turn-based environments are refused."""
 
     mixer: Literal["qmix", "vdn"] = "qmix"
-    """The joint Q: a monotonic network that the state makes, or the sum of the agents' Q."""
+    """The joint Q: a monotonic network whose weights are computed from the state, or the sum of the agents' Q."""
     mixing_hidden: Count = 32
     """Units of the mixing network and of the hypernetwork of its last bias; 32 in the paper."""
     team_reward: TeamReward = "mean"
-    """The team's reward of a step, of the agents that acted: their mean (a reward that all are given counts once), or
-    their sum."""
+    """The team's reward of a step: the mean over the agents that acted (a reward given to all counts once), or the
+    sum."""
     lr: Rate = 5e-4
     """Adam's step size, usually 1e-4 to 1e-3."""
     batch_size: Count = 64
@@ -220,11 +220,11 @@ class QMIX(FromReplay):
     double: bool = True
     """The online network chooses the actions that the target networks value (van Hasselt et al. 2016)."""
     dueling: bool = False
-    """Value and advantages in two streams with hidden units of their own (Wang et al. 2016)."""
+    """Compute value and advantages in two streams, each with its own hidden units (Wang et al. 2016)."""
     epsilon: Chance = "linear(1.0, 0.05, 0.2)"
-    """Chance of a random action of an agent; with a ladder that of the slot that explores most."""
+    """Chance of a random action of an agent; with a ladder, the largest epsilon of any slot."""
     ladder: Ladder = "none"
-    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
+    """Gives every slot its own epsilon: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
     eps_eval: Unit = 0.0
@@ -232,13 +232,13 @@ class QMIX(FromReplay):
     target_interval: Count = 200
     """Gradient steps between updates of the target networks; 200 episodes in the paper."""
     tau: Share = 1.0
-    """Share of the online networks in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
+    """Share of the online networks in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
     huber_delta: Bound = float("inf")
-    """Errors beyond this count linearly; inf: half the square, as in the papers."""
+    """Huber loss: errors beyond this count linearly; inf: half the square, as in the papers."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
     net: Net = Net(hidden=(64, 64), activation="relu")
-    """The network of an agent."""
+    """Network of the agents."""
     agent: AgentFn = agent_fn
 
     @property

@@ -113,15 +113,15 @@ class SAC(FromReplay):
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     actor_lr: Positive | None = None
-    """Of the actor; None for the critics'."""
+    """Step size of the actor; None for the critics' `lr`."""
     alpha_lr: Positive | None = None
-    """Of the temperature; None for the critics'."""
+    """Step size of the temperature; None for the critics' `lr`."""
     target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
     alpha: Positive | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
-    """Entropy in nats that `auto` keeps to, of actions in [-1, 1]; None for minus the number of their elements."""
+    """Entropy in nats, of actions scaled to [-1, 1], that `auto` aims at; None: minus the number of elements."""
     critics: Count = 2
-    """Critics, of which the smallest value counts."""
+    """Number of critics; targets and the actor use the smallest of their values."""
     agent: AgentFn = agent_fn

@@ -266,22 +266,22 @@ class SelfPlay:
     interval: Count = 10
     """Batches from one snapshot to the next, usually 5 to 100."""
     threshold: Unit = 0.0
-    """Main's win rate against every self in the pool below which no snapshot is taken; 0: they are always, 0.55 to 0.7
-    where the pool is to hold selves that each beat those before."""
+    """Take a snapshot only if main's win rate against every self in the pool is at least this. 0: always; 0.55 to 0.7
+    makes each self beat those before it."""
     replace: Literal["easiest", "oldest"] = "easiest"
-    """The self that makes room in a full pool: the one that main beats most, or the first."""
+    """Self that a snapshot replaces in a full pool: the one that main beats most, or the oldest."""
     matchmaking: Literal["hard", "even", "uniform"] = "hard"
-    """Past selves are met by (1 - x)^hardness, x (1 - x) or all alike, x being main's win rate against them."""
+    """Weight by which a past self is drawn: (1 - x)^hardness, x (1 - x) or 1, where x is main's win rate against it."""
     hardness: Positive = 2.0
     """Power of "hard" matchmaking, usually 1 to 4."""
     latest: Unit = 0.2
-    """Share of episodes against main as it is now, usually 0.2 to 0.8; all of them until a self is frozen."""
+    """Share of episodes against the current main, usually 0.2 to 0.8; all episodes until the first snapshot."""
     memory: Count = 200
-    """Matches against a self after which older ones are forgotten."""
+    """Matches against each self that its win rate is computed over; older ones are forgotten."""
     elo_k: NotNegative = 8.0
     """How far a match moves the rating, usually 4 to 32."""
     elo: Number = 1000.0
-    """The first rating."""
+    """Initial Elo rating."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.algo, Settings):
@@ -325,7 +325,7 @@ class SelfPlay:
         """The live policies "main" and "opponent".
 
         Args:
-            spec: {"main": EnvSpec, "opponent": EnvSpec}, as of `sampler.specs`. total_steps: as of `Settings.build`.
+            spec: {"main": EnvSpec, "opponent": EnvSpec}, as in `sampler.specs`. total_steps: as in `Settings.build`.
         """
         if isinstance(spec, EnvSpec):
             raise ConfigError(

@@ -101,7 +101,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any) -> Any:
-    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
+    """Inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
     if isinstance(plain, Mapping):
         if "import" in plain:
             return import_object(plain["import"])

@@ -135,7 +135,7 @@ class EnvSpec:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> EnvSpec:
-        """The inverse of `to_plain`. Raises ConfigError on anything that `to_plain` does not write."""
+        """Inverse of `to_plain`. Raises ConfigError on anything that `to_plain` does not write."""
         return EnvSpec(_tree_from_plain(plain["obs"]), _tree_from_plain(plain["action"]), int(plain["agents"]))
 
 
@@ -144,14 +144,14 @@ Specs: TypeAlias = EnvSpec | Mapping[str, EnvSpec]
 
 
 def specs_to_plain(specs: Specs) -> dict[str, Any]:
-    """As `EnvSpec.to_plain`; of several policies {"policies": {id: spec}}."""
+    """Like `EnvSpec.to_plain`; of several policies {"policies": {id: spec}}."""
     if isinstance(specs, EnvSpec):
         return specs.to_plain()
     return {"policies": {name: spec.to_plain() for name, spec in specs.items()}}
 
 
 def specs_from_plain(plain: Mapping[str, Any]) -> Specs:
-    """The inverse of `specs_to_plain`. Raises ConfigError on anything that it does not write."""
+    """Inverse of `specs_to_plain`. Raises ConfigError on anything that it does not write."""
     if "policies" not in plain:
         return EnvSpec.from_plain(plain)
     return {str(name): EnvSpec.from_plain(spec) for name, spec in plain["policies"].items()}

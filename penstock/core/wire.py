@@ -61,7 +61,7 @@ def pack(value: Any, name: str = "value", extension: Extension | None = None) ->
 
 
 def unpack(text: bytes, data: npt.NDArray[np.uint8], extension: Extension | None = None) -> Any:
-    """The inverse of `pack`, of [n] uint8; arrays are copies.
+    """Inverse of `pack`, of [n] uint8; arrays are copies.
 
     Raises:
         ValueError, TypeError, LookupError, RuntimeError, RecursionError: neither was written by `pack`. No more memory
@@ -77,7 +77,7 @@ def encode(value: Any, name: str = "value", extension: Extension | None = None) 
 
 
 def decode(data: bytes | mmap.mmap, extension: Extension | None = None) -> Any:
-    """The inverse of `encode`, of bytes or a mapped file; errors as of `unpack`."""
+    """Inverse of `encode`, of bytes or a mapped file; errors as in `unpack`."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size + length
     rest = memoryview(data)[start + (-start % _ALIGNMENT) :]

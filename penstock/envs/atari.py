@@ -210,7 +210,7 @@ class Atari(gym.Env[Frame, int]):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `get_state`, on any instance with the same settings."""
+        """Inverse of `get_state`, on any instance with the same settings."""
         self._ale.reset_game()
         if not state["untouched"]:  # the first frame after a reset is special, and not in the saved state: see Q*bert
             self._ale.act(_NOOP)

@@ -181,7 +181,7 @@ def make_vectorized(
     """`num_envs` environments of an id as one batched environment, by the id's own if it has one, else one by one.
 
     Args:
-        vectorized: True, or as of `gymnasium.make_vec` `vector_entry_point`, `sync` or `async`.
+        vectorized: True, or as in `gymnasium.make_vec` `vector_entry_point`, `sync` or `async`.
         raw: an Atari or MinAtar id is made as Gymnasium makes it.
     """
     if vectorized not in _MODES:

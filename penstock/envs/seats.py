@@ -32,7 +32,7 @@ class AgentSpecs:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> AgentSpecs:
-        """The inverse of `to_plain`."""
+        """Inverse of `to_plain`."""
         return AgentSpecs({agent: EnvSpec.from_plain(spec) for agent, spec in plain["specs"]}, bool(plain["turns"]))
 
 

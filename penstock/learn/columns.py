@@ -95,7 +95,7 @@ class Columns:
         return SampleBatch(**whole, state=tree_map(lambda x: self.joined(x, 0), batch.state))
 
     def whole(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """As `joined`, of arrays [n, width, ...]."""
+        """Like `joined`, of arrays [n, width, ...]."""
         return self.joined(torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
     def summed(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -27,7 +27,7 @@ class Gradients(NamedTuple):
 
     parameters: Sequence[Tensor]
     values: Sequence[Tensor | None]
-    """Of each parameter; None where it takes no part in the loss."""
+    """Gradient of each parameter; None where the loss does not depend on it."""
     total: Tensor
     """The loss, a scalar without gradient."""
 
@@ -347,7 +347,7 @@ class Adam:
         return {"steps": self._steps, "averages": self._averages, "squares": self._squares, "group": settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
+        """Inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
         shapes = [tuple(x.shape) for x in self._averages]
         if [tuple(x.shape) for x in state["averages"]] != shapes:
             raise CheckpointError(

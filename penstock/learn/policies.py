@@ -33,15 +33,16 @@ class Policies:
     algos: Mapping[str, Algorithm]
     """The algorithm of each policy by its id, e.g. {"a": ps.PPO(), "b": ps.DQN()}."""
     policy_mapping_fn: Mapping[str, str] | Callable[..., str] | str | None = None
-    """Policy id by agent, or a pure function (agent, number of the episode, its seed) -> policy id, or its
-    `module:name`. It is asked at each reset and holds for the episode. None: one policy plays all agents."""
+    """Policy id by agent, or a pure function (agent, number of the episode, its seed) -> policy id, or the
+    function's `module:name`. Called at each reset, for the whole episode. None: one policy plays all agents."""
     seats: Mapping[str, int] | None = None
-    """Agents that a policy plays at once in one environment, at most. None: counted from a mapping that is a dict."""
+    """Largest number of agents that a policy plays at once in one environment. None: counted from a dict mapping."""
     policies_to_train: tuple[str, ...] | None = None
-    """Ids of those that learn; the others act only. None for all."""
+    """Ids of the policies that learn; the others only act. None: all learn."""
     min_rows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Valid rows by policy id that a policy trains on at least: {"boss": 64}. It keeps those of its batches until there
-    are so many, and their parts are counted by valid rows. For policies that act rarely, usually their minibatch."""
+    """Least number of valid rows that a policy trains on, by policy id: {"boss": 64}. It keeps the rows of its batches
+    until it has this many, and its minibatches are counted by valid rows. For policies that act rarely; usually
+    their minibatch."""
 
     def __post_init__(self) -> None:
         if isinstance(self.policy_mapping_fn, str):
@@ -124,7 +125,7 @@ class Policies:
         """The live policies.
 
         Args:
-            spec: {policy id: EnvSpec}, as of `sampler.specs`; of an environment of one agent its EnvSpec.
+            spec: {policy id: EnvSpec}, as in `sampler.specs`; of an environment of one agent its EnvSpec.
             seed: the first policy's own; the others have seeds made of it.
             total_steps: environment steps that schedules run over in a loop of one's own; a run says it by itself.
         """
@@ -162,7 +163,7 @@ class Policies:
         observation.
 
         Args:
-            agents: what it says of its agents, as of `penstock.check_env(env).agents`; None: it is made to ask it.
+            agents: what it says of its agents, as in `penstock.check_env(env).agents`; None: it is made to ask it.
 
         Raises:
             ConfigError: the mapping leaves out an agent or names an unknown one, seats are missing or too few, or a

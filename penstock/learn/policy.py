@@ -143,7 +143,7 @@ class Policy:
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
         self._groups = NormGroups()
-        self.counts_rows = False  # parts of a batch are counted by its valid rows, as of `Policies.min_rows`
+        self.counts_rows = False  # parts of a batch are counted by its valid rows, as in `Policies.min_rows`
         self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
@@ -406,7 +406,7 @@ class Policy:
         return {} if self.replay_schedule is None else self.replay_schedule.replay.arrays()
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
-        """The inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
+        """Inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
         if missing := [key for key in ("agent", "optimizers", "counters") if key not in state]:
             seen = f"a policy's state has {', '.join(list(state)[:5]) or 'nothing'} and no {' and no '.join(missing)}"
             raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")

@@ -134,7 +134,7 @@ class PolicySet(Mapping[str, Policy]):
         """The action of an agent: `Policy.predict` of the policy that plays it in episode 0, in self-play of main.
 
         Args:
-            obs, state, how: as of `Policy.predict`.
+            obs, state, how: as in `Policy.predict`.
             agent: its name in the environment; None where one policy plays all, or in self-play.
 
         Raises:
@@ -163,13 +163,13 @@ class PolicySet(Mapping[str, Policy]):
         return self[self._mapping[agent]]
 
     def seat(self, env: Any, agents: AgentSpecs | None = None) -> EnvConfig:
-        """The environment with a seat for every agent, as of `penstock.Policies.seat`."""
+        """The environment with a seat for every agent, as in `penstock.Policies.seat`."""
         if self.settings is None:
             raise ConfigError("a PolicySet without settings, which say who plays whom; build it by ps.Policies")
         return self.settings.seat(env, agents)
 
     def set_progress(self, progress: float, env_steps: int = 0) -> None:
-        """As `Policy.set_progress`; a policy that is not trained explores as at the end of a run."""
+        """Like `Policy.set_progress`; a policy that is not trained explores as at the end of a run."""
         for name, policy in self.items():
             if name in self.trained:
                 policy.set_progress(progress, env_steps)
@@ -177,7 +177,7 @@ class PolicySet(Mapping[str, Policy]):
                 policy.act_only()
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
-        """As `Policy.prepare`, for batches of `batch.B` environments.
+        """Like `Policy.prepare`, for batches of `batch.B` environments.
 
         Args:
             info: {id: example of the info of a row}; of an environment of one agent the example.
@@ -231,7 +231,7 @@ class PolicySet(Mapping[str, Policy]):
             )
 
     def join(self, comm: Comm) -> None:
-        """As `Policy.join`, for each policy."""
+        """Like `Policy.join`, for each policy."""
         for name, policy in self.items():
             try:
                 policy.join(comm)
@@ -244,7 +244,7 @@ class PolicySet(Mapping[str, Policy]):
         return self._joined({name: policy.agent.state_dict() for name, policy in self.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Policy.state_dict`."""
+        """Like `Policy.state_dict`."""
         states = {name: policy.state_dict() for name, policy in self.items()}
         for name, kept in self.kept.items():
             states[name]["kept"] = kept.state_dict(self[name])
@@ -252,11 +252,11 @@ class PolicySet(Mapping[str, Policy]):
         return {"agent": agents, **self._joined(states)}
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """As `Policy.arrays`."""
+        """Like `Policy.arrays`."""
         return self._joined({name: policy.arrays() for name, policy in self.trained.items()})
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
-        """The inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies are others."""
+        """Inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies are others."""
         self._require_ids(state["agent"])
         rest = {key: value for key, value in state.items() if key != "agent"}
         agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
@@ -266,7 +266,7 @@ class PolicySet(Mapping[str, Policy]):
                 self.kept[name].load_state_dict(states[name]["kept"], policy)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """As `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
+        """Like `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
         self._require_ids(parameters)
         for name, own in self._parted(parameters).items():
             self[name].load_parameters(own)
@@ -302,7 +302,7 @@ class PolicySet(Mapping[str, Policy]):
         return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
 
     def _parted(self, whole: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The inverse of `_joined`."""
+        """Inverse of `_joined`."""
         if len(self) == 1:
             return {name: dict(whole) for name in self}
         found: dict[str, dict[str, Any]] = {name: {} for name in self}

@@ -148,7 +148,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
     prioritized, `noise` [N, k] uniforms in (0, 1) where asked for, and `update`, the gradient steps before this one.
 
     Args:
-        env_steps: as of `train_one_step`.
+        env_steps: as in `train_one_step`.
 
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.

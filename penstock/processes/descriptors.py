@@ -11,7 +11,7 @@ _MOST_AT_ONCE = 1 << 30
 
 
 def hold_standard_streams() -> None:
-    """Opens /dev/null in the place of a standard stream that is closed: a child's descriptors must not go there."""
+    """Opens /dev/null in place of a standard stream that is closed: a child's descriptors must not go there."""
     for fd in range(3):
         try:
             os.fstat(fd)

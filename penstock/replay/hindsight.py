@@ -91,7 +91,7 @@ class HindsightTransitions:
         return self._plain.usable(storage, t)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
-        """As `Transitions.returns`, for the old goals."""
+        """Like `Transitions.returns`, for the old goals."""
         return self._plain.returns(storage, t, b)
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:

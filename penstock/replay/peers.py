@@ -62,7 +62,7 @@ def share_of(drawing: Drawing, noise: Array | None, peers: Peers, spare: int) ->
 
 
 def priority_of_all(drawing: Drawing, priority: Array, peers: Peers) -> Array:
-    """[N] priorities of drawn units, from those of the own ones; a unit in the place of none has none."""
+    """[N] priorities of drawn units, from those of the own ones; a unit in place of none has none."""
     at, whole = _held(drawing, peers), np.zeros(len(drawing.unit))
     whole[at] = priority[: len(at)]
     return peers.summed(whole).astype(priority.dtype)
@@ -81,25 +81,25 @@ class SharedStore:
         self._view, self._peers = view, peers
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
-        """As `Storage.write`; a gap that one learner needs all leave."""
+        """Like `Storage.write`; a gap that one learner needs all leave."""
         gap = self.storage.gap(batch, self.storage.goes_on(batch))
         return self.storage.write(batch, terminated, int(self._columns(gap).max()))
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """As `View.read`, of own slots by their numbers here."""
+        """Like `View.read`, of own slots by their numbers here."""
         return self._view.read(self.storage, t, b, noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Storage.state_dict`; of frames before episodes what any learner knows."""
+        """Like `Storage.state_dict`; of frames before episodes what any learner knows."""
         known = [max(self._columns({None: 0, False: 1, True: 2}[zeros])) for zeros in self.storage.zeros]
         return {**self.storage.state_dict(), "zeros": [(None, False, True)[code] for code in known]}
 
     def written(self) -> Iterator[tuple[str, Any]]:
-        """As `Storage.written` of all slots in one."""
+        """Like `Storage.written` of all slots in one."""
         return ((name, Spread(self._peers, name, x)) for name, x in self.storage.written())
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """As `Storage.load`, of own slots."""
+        """Like `Storage.load`, of own slots."""
         self.storage.load(
             state, {name: arrays[name][:, self._peers.own] for name in self.storage.arrays.keys() & arrays}
         )

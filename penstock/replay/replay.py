@@ -307,7 +307,7 @@ class Replay:
         store.give(name, start, stop)
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after `prepare`.
+        """Inverse of `state_dict` and `arrays`, after `prepare`.
 
         Raises:
             CheckpointError: shapes or index differ.
@@ -421,7 +421,7 @@ class ReplaySchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
+        """Inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
         self.replay.load_state_dict(state["replay"], arrays)
         self.collected, self.trained = int(state["collected"]), int(state["trained"])
         self.whole = bool(state.get("whole", False))

@@ -73,7 +73,7 @@ class Shards:
         self.bytes = self.storage.bytes + size
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
-        """As `Storage.write`: sends every shard its columns. An error of theirs is raised by the next call."""
+        """Like `Storage.write`: sends every shard its columns. An error of theirs is raised by the next call."""
         self.storage.require_room(batch)
         self._settle()
         gap = self.storage.gap(batch, self._goes_on(batch))
@@ -85,7 +85,7 @@ class Shards:
         return moved
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """As `View.read`; each shard makes the samples of its slots."""
+        """Like `View.read`; each shard makes the samples of its slots."""
         self._settle()
         places = {i: np.flatnonzero((b >= at.start) & (b < at.stop)) for i, at in enumerate(self._slots)}
         asked = {i: at for i, at in places.items() if len(at) or not len(b)}
@@ -98,12 +98,12 @@ class Shards:
         return self._form.joined(len(b), [(asked[i], leaves) for i, leaves in found.items()])
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Storage.state_dict` of all slots in one."""
+        """Like `Storage.state_dict` of all slots in one."""
         self._settle()
         return {**self.storage.state_dict(), "zeros": list(self._zeros)}
 
     def written(self) -> Iterator[tuple[str, Any]]:
-        """As `Storage.written` of all slots in one: the ledger's arrays, and others as `Gathered`."""
+        """Like `Storage.written` of all slots in one: the ledger's arrays, and others as `Gathered`."""
         own = dict(self.storage.written())
         for name, (shape, dtype) in self._plan.items():
             rows = min(self.storage.head + 1, shape[0])
@@ -111,7 +111,7 @@ class Shards:
         yield from ((name, x) for name, x in own.items() if name not in self._plan)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """As `Storage.load`; every shard is sent its columns."""
+        """Like `Storage.load`; every shard is sent its columns."""
         self._settle()
         require_arrays(self._plan, state["head"], arrays)
         self.storage.load({**state, "zeros": []}, arrays)
@@ -146,7 +146,7 @@ class Shards:
         return [slice(low, high) for low, high in zip(self._bounds, self._bounds[1:])]
 
     def _goes_on(self, batch: SampleBatch) -> bool:
-        """As `Storage.goes_on`, of all slots."""
+        """Like `Storage.goes_on`, of all slots."""
         if not self.storage.head:
             return False
         row = replace(batch[:1], info={}, state=None)

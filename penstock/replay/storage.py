@@ -285,14 +285,14 @@ class Storage:
             yield name, x[: min(self.head + 1, len(x))]
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
+        """Inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
         require_arrays({name: (x.shape, x.dtype) for name, x in self.arrays.items()}, state["head"], arrays)
         for name, x in self.arrays.items():
             copy_rows(x[: len(arrays[name])], arrays[name])
         self.load_state(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`; the arrays are written already."""
+        """Inverse of `state_dict`; the arrays are written already."""
         self.head = int(state["head"])
         self._state_rows[:], self._apart[:] = state["state_rows"], state["apart"]
         self._gaps = bool(self._apart.any())

@@ -60,23 +60,23 @@ class Store(Protocol):
     """Bytes of all arrays once every row is written."""
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
-        """As `Storage.write`."""
+        """Like `Storage.write`."""
         ...
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """As `View.read`."""
+        """Like `View.read`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Storage.state_dict`."""
+        """Like `Storage.state_dict`."""
         ...
 
     def written(self) -> Iterator[tuple[str, Array]]:
-        """As `Storage.written`; of rows elsewhere each slice of an array is fetched when it is asked for."""
+        """Like `Storage.written`; of rows elsewhere each slice of an array is fetched when it is asked for."""
         ...
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """As `Storage.load`."""
+        """Like `Storage.load`."""
         ...
 
     def close(self) -> None:

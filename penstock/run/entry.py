@@ -33,7 +33,7 @@ _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard
 
 @contextlib.contextmanager
 def begun(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
-    """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as of `ps.train`."""
+    """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as in `ps.train`."""
     if not isinstance(exp, Experiment):
         raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
     run_dir = free_run_dir(exp)

@@ -103,7 +103,7 @@ class Run:
     far); the second kills.
 
     Args:
-        init: as of `ps.train`.
+        init: as in `ps.train`.
 
     Raises:
         ConfigError, EnvWorkerError, CheckpointError: as `ps.train`, on entry.
@@ -124,7 +124,7 @@ class Run:
         policy_mapping_fn: PolicyMap | None = None,
         trust: bool = False,
     ) -> Run:
-        """The run of a directory again, from its newest good checkpoint; arguments and errors as of `ps.resume`."""
+        """The run of a directory again, from its newest good checkpoint; arguments and errors as in `ps.resume`."""
         again = Again(env, agent, eval_env, policy_mapping_fn)
         run = cls.__new__(cls)
         run._prepare(reopened(Path(run_dir), changes, again, trust), resumed=True)

@@ -97,7 +97,7 @@ class Plan:
 
     @classmethod
     def with_usual_sampler(cls, exp: Experiment) -> Plan:
-        """The plan with the sampler that the experiment names, for "auto" a SerialSampler; errors as of `of`."""
+        """The plan with the sampler that the experiment names, for "auto" a SerialSampler; errors as in `of`."""
         require_device(exp.run.device, "run.device")
         settings, seed = exp.sampler_settings, exp.run.seed
         report = check_apart(exp.env_config, seed, settings)

@@ -109,7 +109,7 @@ class WorkerActors:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Publishes the parameters, between two batches, and has the batch filled; arguments as of `collect`."""
+        """Publishes the parameters, between two batches, and has the batch filled; arguments as in `collect`."""
         for agent, arrays in zip(agents, pool.parameters):
             copy_parameters(agent, {name: torch.from_numpy(x) for name, x in arrays.items()})
         mode = DETERMINISTIC if noise is None else int(noise.purpose)
@@ -127,8 +127,8 @@ class WorkerActors:
         return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copies, arrays))
 
     def metrics(self) -> dict[str, float]:
-        """Nothing: workers wait for nobody."""
+        """Does nothing: workers wait for nobody."""
         return {}
 
     def close(self) -> None:
-        """Nothing: the workers end with their pool."""
+        """Does nothing: the workers end with their pool."""

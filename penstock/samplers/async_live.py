@@ -79,7 +79,7 @@ class AsyncLive(Evaluates):
         self._opened = np.zeros(inner.spec.B, np.int64)
         self._kept: dict[int, list[SampleBatch]] = {}  # by number, while a new process makes the buffers anew
         self.cut_slots: list[int] = []
-        """Slots whose open episode could not be restored by the last `load_state_dict`."""
+        """Slots with an open episode that the last `load_state_dict` could not restore."""
         made = workers.start(self)[0][0]
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
@@ -221,7 +221,7 @@ class AsyncLive(Evaluates):
         return self._ahead.state_dict(self._ask(GetInner()), self._opened.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
+        """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
         if not state["released"]:
             return
         self._ahead.check(state)
@@ -236,7 +236,7 @@ class AsyncLive(Evaluates):
         return self._ahead.join_states(states)
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`."""
+        """Inverse of `join_states`."""
         return self._ahead.split_state(state, slots)
 
     def shutdown(self) -> None:

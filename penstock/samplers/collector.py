@@ -168,7 +168,7 @@ class TurnViews:
         return noise
 
     def null_ignored(self, sweep: int) -> None:
-        """Nothing: a pool whose agents take turns shows the null action after a reset row itself."""
+        """Does nothing: a pool whose agents take turns shows the null action after a reset row itself."""
 
     def finish(self, state: Tree) -> None:
         """Called when the batch is complete: the state before row 0 of the next is the one after every closed turn."""
@@ -319,11 +319,11 @@ Collect: TypeAlias = Callable[
 
 
 class Server(Protocol):
-    """Runs the loop in the place of this thread: with a copy of the agent, or in the pool's workers."""
+    """Runs the loop in place of this thread: with a copy of the agent, or in the pool's workers."""
 
     @property
     def serve(self) -> Collect:
-        """Fills the batches; arguments as of `collect`."""
+        """Fills the batches; arguments as in `collect`."""
         ...
 
     @property

@@ -57,7 +57,7 @@ class GraphedAgent:
         self._refused = False
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        """As `Agent.act`; the next call with this state overwrites the answer.
+        """Like `Agent.act`; the next call with this state overwrites the answer.
 
         A deterministic action is computed without a graph: only evaluations take one.
         """
@@ -146,7 +146,7 @@ def pin(batches: list[SampleBatch], device: torch.device) -> bool:
 
 
 def unpin(batches: list[SampleBatch], device: torch.device) -> None:
-    """The inverse of `pin`, before the memory is given back."""
+    """Inverse of `pin`, before the memory is given back."""
     cudart: Any = torch.cuda.cudart()
     with torch.cuda.device(device):
         if int(cudart.cudaHostUnregister(min(x.ctypes.data for x in tree_leaves(batches) if x.nbytes))):

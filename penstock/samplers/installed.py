@@ -221,7 +221,7 @@ class Buffers(Generic[C]):
         return dict(zip(self._policies, self._rows()))
 
     def set_states(self, states: Tree) -> None:
-        """The inverse of `get_states`; None for those before an episode."""
+        """Inverse of `get_states`; None for those before an episode."""
         if states is None:
             self._set_rows([None] * len(self.agents))
         else:
@@ -243,7 +243,7 @@ class Buffers(Generic[C]):
         return [tree_map(lambda *xs: np.concatenate(xs), *mine) for mine in of]
 
     def _set_rows(self, rows: Sequence[Tree]) -> None:
-        """The inverse of `_rows`; None for the states of a policy before an episode."""
+        """Inverse of `_rows`; None for the states of a policy before an episode."""
         if self._remote:  # in shared memory, so in place
             for policy, (there, mine) in enumerate(zip(self.states, rows)):
                 fresh = self._fresh(policy, self._columns[policy]) if mine is None else mine

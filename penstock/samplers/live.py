@@ -92,7 +92,7 @@ class LiveSampler(Evaluates):
         self._evaluation_slots = 0, 0
         self._collected = False
         self.cut_slots: list[int] = []
-        """Slots whose open episode could not be restored by the last `load_state_dict`."""
+        """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
         """Takes the agent that will act, or one for each policy id, and allocates the batch, or several.
@@ -303,7 +303,7 @@ class LiveSampler(Evaluates):
         ).to_plain()
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored.
+        """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore.
 
         Args:
             itr: number of the batch that was last, whose memory takes its last row: others may hold batches that wait.

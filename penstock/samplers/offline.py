@@ -58,11 +58,11 @@ class OfflineSampler(SamplerSettings):
     B: Count = 16
     """Slots: episodes played side by side, usually 1 to 64."""
     shuffle: bool = True
-    """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as recorded."""
+    """Shuffle the episodes anew in each pass over the data, by the run's seed; else play them as recorded."""
     verify: bool = True
-    """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
+    """Read the full dataset once before training, so that a damaged file is found before and not hours later."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
+    """Discount of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")

@@ -202,7 +202,7 @@ class OfflineLive(Evaluates):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, after `initialize`. Raises CheckpointError if the dataset has changed."""
+        """Inverse of `state_dict`, after `initialize`. Raises CheckpointError if the dataset has changed."""
         if not state["begun"]:
             return
         if state["dataset"] != self._source.fingerprint:
@@ -232,7 +232,7 @@ class OfflineLive(Evaluates):
 
     @staticmethod
     def split_state(state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`; steps that were played are the first one's."""
+        """Inverse of `join_states`; steps that were played are the first one's."""
         total = len(state["number"])
         if state["begun"]:
             check_slots(total, slots)

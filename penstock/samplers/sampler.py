@@ -24,11 +24,11 @@ class Sampler(Protocol):
     """
 
     spec: EnvSpec
-    """In environments of many agents that of the first policy; all are in `specs`, by policy id."""
+    """EnvSpec of the only, or first, policy; `specs` has all of them, by policy id."""
     batch_spec: BatchSpec
     """T, and B environments: a policy's batch has B times its seats columns."""
     cut_slots: list[int]
-    """Slots whose open episode could not be restored by the last `load_state_dict`."""
+    """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents, /) -> dict[str, Any]:
         """Takes the agent that will act, or one for each policy id, and allocates the batch.
@@ -78,7 +78,7 @@ class Sampler(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
+        """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
 
     def shutdown(self) -> None:
         """Closes environments and processes. A second call does nothing."""
@@ -117,7 +117,7 @@ class SamplerSettings(Protocol):
     __new__ = known_names
 
     kept: ClassVar[tuple[str, ...]] = ()
-    """Fields that decide what is in a batch, besides T and B; all others are of its place and its speed."""
+    """Fields, besides T and B, that determine the contents of batches; the rest affect only placement and speed."""
     inner: Any | None = None
     """Settings of the sampler inside this one; None: there is none."""
     runners: int = 0
@@ -129,11 +129,12 @@ class SamplerSettings(Protocol):
     depth: int = 0
     """Batches that it may be ahead of the learner."""
     mode: Literal["rounds", "ready"] = "rounds"
-    """`ready`: a batch is of any slots that are ready; else of all of them."""
+    """`ready`: a batch has the slots that are ready first; `rounds`: it has all slots."""
     object_store_mb: int = 0
-    """Shared memory that it asks for besides its batches."""
+    """Shared memory in MB that it needs besides its batches."""
     hosts_eval_env: ClassVar[bool] = False
-    """Its evaluations play `EnvConfig.evaluation`; else the run itself plays an `eval_env`. Asked of the inner one."""
+    """True: its evaluations play in `EnvConfig.evaluation`. False: the run itself plays an `eval_env`. Read from the
+    innermost sampler."""
 
     @property
     def spec(self) -> BatchSpec:

@@ -86,7 +86,7 @@ def to_plain(trial: Trial) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any], space: Space, name: str | None = None) -> Trial:
-    """The inverse of `to_plain`; one that ran when its launcher was killed waits.
+    """Inverse of `to_plain`; one that ran when its launcher was killed waits.
 
     Args:
         name: of its run in a sweep; None: of a search, which numbers them.

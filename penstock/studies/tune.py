@@ -83,8 +83,8 @@ def tune(
         confirm: runs of the best settings from the start, with seeds of their own.
         dir: directory of all runs; None for runs/ENV/ALGO/search-TIME.
         backend: where trials execute: `processes` of this machine, or on a cluster of `ray`, whose nodes all see `dir`.
-        address: of that cluster, as of `RunnerSampler`. cpus: that Ray counts for each trial.
-        init: a run whose networks and normalisers every trial starts from, or by policy, as of `train`. trust: see
+        address: of that cluster, as in `RunnerSampler`. cpus: that Ray counts for each trial.
+        init: a run whose networks and normalisers every trial starts from, or by policy, as in `train`. trust: see
             `load`.
 
     Raises:
@@ -124,7 +124,7 @@ def launch(
         grid: values of each setting that varies, by dotted path: {"algo.lr": [1e-3, 3e-4], "sampler.B": [8, 16]}.
         seeds: one run of each combination for each; None for that of the experiment.
         parallel: at a time, each on CPUs of its own; None: as many as keep the cores busy.
-        metric, mode, retries, dir, backend, address, cpus, init, trust: as of `tune`; a run that does not report the
+        metric, mode, retries, dir, backend, address, cpus, init, trust: as in `tune`; a run that does not report the
             metric has no score.
 
     Raises:
@@ -333,7 +333,7 @@ def execute(
 
     Args:
         trust: what an interrupted run of the directory names may be imported and called.
-        where: `backend`, `address` and `cpus` as of `tune`.
+        where: `backend`, `address` and `cpus` as in `tune`.
     """
     with contextlib.ExitStack() as stack:
         slots = make_slots(where.pop("backend", "processes"), parallel or usual_parallel(study), **where)

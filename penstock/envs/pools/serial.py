@@ -162,7 +162,7 @@ class SerialPool(EnvPool):
         return 0
 
     def metrics(self) -> dict[str, float]:
-        """Nothing: there are no workers whose faults could be counted."""
+        """Does nothing: there are no workers whose faults could be counted."""
         return {}
 
     def close(self) -> None:

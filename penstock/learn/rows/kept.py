@@ -66,7 +66,7 @@ class KeptRows:
         return {"batch": plain, "waits": [list(x) for x in self._waits]}
 
     def load_state_dict(self, state: Mapping[str, Any], policy: Policy) -> None:
-        """The inverse of `state_dict`, of any number of learners. Raises CheckpointError for other slots."""
+        """Inverse of `state_dict`, of any number of learners. Raises CheckpointError for other slots."""
         self._waits = [list(x) for x in state["waits"]]
         self.batch = None if state["batch"] is None else SampleBatch(**state["batch"])
         if self.batch is None:

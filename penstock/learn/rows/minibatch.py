@@ -80,7 +80,7 @@ def shares(
     of which it holds nothing it yields a row, or a column, that is not `valid`: it takes part and counts for nothing.
 
     Args:
-        data: own leaves [T, b, ...]; the other arguments as of `minibatches`, equal on all ranks.
+        data: own leaves [T, b, ...]; the other arguments as in `minibatches`, equal on all ranks.
     """
     assert data.valid is not None
     valid, device = columns.joined(data.valid), data.valid.device

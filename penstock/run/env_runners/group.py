@@ -31,7 +31,7 @@ class EnvRunnerGroup:
     Args:
         made_from: an experiment, or its plan. backend: a name, or a Backend.
         deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
-        fault_policy: as of workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
+        fault_policy: as in workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
         min_runners: below so many the group waits for a replacement.
         options: of `make_backend`.
 

@@ -96,7 +96,7 @@ class SharedSampler(Evaluates):
         return self.inner.join_states(states) if isinstance(self.inner, Divisible) else {_BY_RANK: states}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """The inverse of `state_dict`, and of the state of one sampler of all slots.
+        """Inverse of `state_dict`, and of the state of one sampler of all slots.
 
         Raises:
             CheckpointError: it is of another number of slots, or of learners where it cannot be divided.

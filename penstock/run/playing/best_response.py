@@ -42,11 +42,11 @@ TRAINED = "train an exploiter instead: --exploit-steps 100000"
 
 
 class Exploitability(NamedTuple):
-    """Mean undiscounted returns in the place of each agent, where the policy plays all others."""
+    """Mean undiscounted returns in place of each agent, where the policy plays all others."""
 
     agents: tuple[str, ...]
     best: tuple[float, ...]
-    """Mean return of the best response, or of a trained exploiter, in the place of each agent."""
+    """Mean return of the best response, or of a trained exploiter, in place of each agent."""
     own: tuple[float, ...]
     """Mean return of the policy itself in that place."""
 
@@ -204,7 +204,7 @@ class _Walk:
         return _bytes(obs), *rest
 
     def values(self, agent: str, seeds: Sequence[int]) -> _Values:
-        """The mean returns in the place of an agent."""
+        """The mean returns in place of an agent."""
         self._agent, self._tried = agent, 0
         self._known.clear()
         outcomes: list[_Outcome] = []

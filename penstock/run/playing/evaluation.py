@@ -80,7 +80,7 @@ def evaluate_run(
     trust: bool = False,
     env_options: Mapping[str, Any] | None = None,
 ) -> tuple[Episodes, int]:
-    """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
+    """Like `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
     policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
     policy, config = seated_for(policy, config, exp.run.seed, exp.sampler_settings)
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
@@ -163,7 +163,7 @@ def record_video(
 
 
 def _film(policy: AnyPolicy, config: EnvConfig, exp: Experiment, step: int, episodes: int, path: Path) -> Path:
-    """As `record_video`, of many agents: the episodes of an evaluation, with a frame for each reset and step."""
+    """Like `record_video`, of many agents: the episodes of an evaluation, with a frame for each reset and step."""
     filming = Filming(path)
     evaluator = Evaluator(replace(config, wrappers=(*config.wrappers, filming)), exp.run.seed, 1)
     try:

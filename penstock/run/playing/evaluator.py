@@ -34,7 +34,7 @@ class Evaluator:
         )
 
     def play(self, policy: AnyPolicy, itr: int, episodes: int, **how: Any) -> Episodes:
-        """Episodes as of `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.
+        """Episodes as in `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.
 
         Raises:
             ConfigError: the policy was built for other observations or actions.

@@ -133,7 +133,7 @@ def play(
 
 
 def play_all(sides: Sequence[Side], config: EnvConfig, agents: AgentSpecs, episodes: int, **how: Any) -> list[Match]:
-    """Matches of every two of the sides; arguments as of `play`."""
+    """Matches of every two of the sides; arguments as in `play`."""
     pairs = [(sides[i], sides[j]) for i in range(len(sides)) for j in range(i + 1, len(sides))]
     return [play(pair, config, agents, episodes, **how) for pair in pairs]
 
@@ -159,7 +159,7 @@ def match_runs(
     Args:
         against: run directories, `random`, and functions of an observation or their `module:function`.
         which: checkpoint of every run.
-        env, env_kwargs, env_options, seed, slots, max_steps: as of `penstock.evaluate`. first: as of `play`.
+        env, env_kwargs, env_options, seed, slots, max_steps: as in `penstock.evaluate`. first: as in `play`.
 
     Raises:
         ConfigError: an environment of one agent, a name that stands for nothing, or see `play`.

@@ -106,7 +106,7 @@ def open_replay(path: Path | str, which: str = "last", policy: str | None = None
 
 
 def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredReplay]:
-    """The replays of a checkpoint by policy id, "" where the run has one policy; all else as of `open_replay`."""
+    """The replays of a checkpoint by policy id, "" where the run has one policy; all else as in `open_replay`."""
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path  # one that the user names may be a link
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path

@@ -109,7 +109,7 @@ class Ahead:
             raise CheckpointError(f"the checkpoint holds {ahead} batches ahead; this sampler has depth={self.depth}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`, after what collects has loaded `inner`, which may write to the buffers."""
+        """Inverse of `state_dict`, after what collects has loaded `inner`, which may write to the buffers."""
         self.released, self.next = state["released"], state["next"]
         self.waiting = {int(itr): Episodes(**kept["episodes"]) for itr, kept in state["waiting"].items()}
         for itr, kept in state["waiting"].items():
@@ -132,7 +132,7 @@ class Ahead:
         return {**first, "inner": inner, "waiting": waiting, "opened": opened}
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`.
+        """Inverse of `join_states`.
 
         Raises:
             CheckpointError: it is of another number of slots, or of batches ahead.

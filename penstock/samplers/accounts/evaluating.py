@@ -15,7 +15,7 @@ EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation; fields as of `Evaluates.evaluate_agent`."""
+    """One evaluation; fields as in `Evaluates.evaluate_agent`."""
 
     itr: int
     episodes: int

@@ -207,7 +207,7 @@ class EpisodeStats:
         return {"return": self.return_, "length": self.length, "discounted": self.discounted, "columns": self.columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Inverse of `state_dict`."""
         self.return_, self.length, self.discounted = state["return"], state["length"], state["discounted"]
         self.columns = dict(state["columns"])
         self._unsummed.clear()
@@ -295,7 +295,7 @@ class Journal:
         return [{"known": x is not None, **(OpenEpisode(None) if x is None else x)._asdict()} for x in found]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """The inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of what follows."""
+        """Inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of what follows."""
         self._known = np.array([slot["known"] for slot in state], bool)
         self._set([slot["actions"] for slot in state])
         lengths = self._rows - self._opened

@@ -68,7 +68,7 @@ class LiveState:
 
     @classmethod
     def split_state(cls, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`; what is counted since the run began is the first one's.
+        """Inverse of `join_states`; what is counted since the run began is the first one's.
 
         Raises:
             CheckpointError: it is of another number of slots.

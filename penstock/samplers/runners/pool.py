@@ -240,7 +240,7 @@ class RunnerSource(Source):
 
 
 class RunnerServer:
-    """Fills batches with what runners have collected, in the place of the loop."""
+    """Fills batches with what runners have collected, in place of the loop."""
 
     remote = True
     """Recurrent states are on the runners, and asked for by checkpoints."""
@@ -255,7 +255,7 @@ class RunnerServer:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Fills a batch; arguments as of `collect`."""
+        """Fills a batch; arguments as in `collect`."""
         if isinstance(pool, RunnerSource):
             assert noise is not None
             pool.fill(batches, noise.batch)

@@ -94,7 +94,7 @@ class ReadyLive(RunnersLive):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, with as many runners of as many slots."""
+        """Inverse of `state_dict`, with as many runners of as many slots."""
         self._acting()
         if len(state.get("runners", ())) != len(self._lives):
             raise CheckpointError(

@@ -32,7 +32,7 @@ class Runners:
         kind: class of the actors, made with a maker, or with what `shipped` made of it where that has to travel; it has
             the method `describe` of a Runner.
         deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
-        fault_policy: as of workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
+        fault_policy: as in workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
         min_runners: below so many the owner waits for a replacement.
 
     Raises:
@@ -125,7 +125,7 @@ class Runners:
         """The results of calls by runner; runners that fail or are late are lost, and missing from them.
 
         Args:
-            then: called with each result as it comes, in the place of keeping it; its RunnerError is the runner's.
+            then: called with each result as it comes, in place of keeping it; its RunnerError is the runner's.
             harmless: an exception of a call is raised here, and its runner goes on.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s

@@ -30,34 +30,34 @@ class RunnerSampler(SamplerSettings):
     kept = ("depth",)
 
     runners: Count = 2
-    """How many, usually one for each machine or for each few cores."""
+    """Number of runners, usually one for each machine or for each few cores."""
     inner: Any = SerialSampler()
     """Settings of the sampler in each runner: T, and the B of one runner."""
     backend: BackendName = "ray"
     """Where runners live: `ray`; `processes` of this machine, without Ray; `in-process`, to step through them."""
     mode: Literal["rounds", "ready"] = "rounds"
-    """`rounds`: a batch is a fragment of every runner, the same in every run. `ready`: it is the fragment that came
-    first, for IMPALA and APPO, whose targets need one at a time."""
+    """`rounds`: a batch has one fragment of every runner and is reproducible. `ready`: a batch is the first fragment
+    that arrives; for IMPALA and APPO, which compute targets within a fragment."""
     depth: Whole = 0
-    """How many rounds the runners may be ahead, as of an AsyncSampler; in ready mode requests a runner has, at least
-    one."""
+    """Rounds that the runners may be ahead of the learner, as `depth` of an AsyncSampler; in ready mode: requests that
+    a runner has in flight, at least one."""
     deadline_s: Positive = 60.0
     """Seconds without an answer after which a runner counts as hung, and is killed and replaced."""
     start_timeout_s: Positive = 300.0
-    """The same while it starts, makes its environments, or goes on from a checkpoint."""
+    """The same limit while a runner starts, makes its environments, or resumes from a checkpoint."""
     fault_policy: FaultPolicy = "auto"
-    """After a runner is lost: `auto` raises what an environment raised and replaces what died; `raise`, `restart`;
-    `drop` goes on without it."""
+    """If a runner fails: `auto` raises an environment's exception and replaces a runner that died; `raise` always
+    raises, `restart` always replaces it, `drop` continues without it."""
     restarts: Whole = 5
     """Replacements of one runner within ten minutes, after which the run ends."""
     min_runners: Count = 1
-    """With fewer the run waits for replacements."""
+    """With fewer runners than this, the run waits for replacements."""
     address: str = "local"
-    """Of a Ray cluster: `local` starts one for this run, `auto` joins this machine's, else host:port."""
+    """Ray cluster: `local` starts one for this run, `auto` joins the one of this machine, host:port another one."""
     num_cpus: NotNegative = 1.0
-    """CPUs that Ray counts for each runner; with workers of its own a runner needs more."""
+    """CPUs that Ray reserves for each runner; a runner that has workers needs more."""
     object_store_mb: Whole = 0
-    """Shared memory of a local cluster in MB; 0: as the batches need it."""
+    """Object store of a local cluster in MB; 0: sized for the batches."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")

@@ -16,7 +16,7 @@ from penstock.envs.make import EnvConfig
 
 
 class TensorBounds:
-    """As `OutOfBounds`, of batches of tensors; `look` waits for the device once, for the counts."""
+    """Like `OutOfBounds`, of batches of tensors; `look` waits for the device once, for the counts."""
 
     def __init__(self, config: EnvConfig, spec: EnvSpec, first_slot: int, device: torch.device) -> None:
         self._told = OutOfBounds(config, spec, first_slot)
