@@ -35,15 +35,15 @@ class Agent(nn.Module):
     env_ranks = False
     """True: the last of the `noise_size` numbers is the slot's number instead, over all workers."""
     held_noise = NOTHING_HELD
-    """The first of the `noise_size` numbers that stay for several steps; by default none."""
+    """The leading part of the `noise_size` numbers that is held for several steps; by default none."""
     evaluates_with_noise = False
-    """True: deterministic evaluations act with noise as well, whose slot numbers (`env_ranks`) are negative."""
+    """True: deterministic evaluations also act with noise, by negative slot numbers (`env_ranks`)."""
     is_noisy = True
-    """False: `renew_noise` has nothing to draw, though the class defines it; then it is not called."""
+    """False: `renew_noise`, though defined, has nothing to draw and is not called."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     unseen: frozenset[str] = frozenset()
-    """Keys of a Dict observation that `act` does not read, such as the state of a team: `predict` does without."""
+    """Keys of a Dict observation that `act` does not read and `predict` does not need, such as the state of a team."""
     preparation = Preparation(EnvSpec((), ()), Net())
     """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
 

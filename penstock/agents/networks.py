@@ -40,8 +40,8 @@ class Net:
     cnn: Literal["auto", "nature", "impala", "minatar"] | tuple[tuple[int, ...], ...] = "auto"
     """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019),
     or layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
-    `minatar` treat any box [H, W, C] or [C, H, W] as an image, bits and floats included. `auto` is `nature` from
-    36 x 36, and below two layers of 3 x 3."""
+    `minatar` treat any box [H, W, C] or [C, H, W] as an image, bits and floats included. `auto` is `nature` from 36 x
+    36, and below two layers of 3 x 3."""
     image: ImageRule = "auto"
     """Which boxes are images: `auto`: see docs/environments.md; `yes`: all of two to four axes; `no`: none."""
     channels: Literal["auto", "first", "last"] = "auto"
@@ -307,7 +307,7 @@ class Encoder(nn.Module):
         )
 
     def in_words(self) -> dict[str, str]:
-        """What each box of two and more axes is taken for, by its path in the observation."""
+        """By path in the observation: whether each box of two and more axes is treated as an image or as a vector."""
         boxes = zip(self.paths, self.leaves, self.shown)
         return {
             path: f"vector of {leaf.size:,} numbers" if image is None else str(image)
@@ -330,7 +330,7 @@ class Encoder(nn.Module):
 
 
 def refuse_absurd(count: int, network: str, cure: str) -> None:
-    """Raises ConfigError for so many parameters that making them would fill the memory."""
+    """Raises ConfigError if the parameters would not fit into memory."""
     if count > ABSURD:
         raise ConfigError(
             f"{network} has {count / 1e6:,.0f} million parameters; expected at most {ABSURD / 1e6:,.0f}: {cure}"

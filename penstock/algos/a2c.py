@@ -75,5 +75,5 @@ class A2C(Settings):
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so
-    that the size of rewards does not matter."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""

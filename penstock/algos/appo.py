@@ -149,8 +149,8 @@ class APPO(InMinibatches):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so
-    that the size of rewards does not matter."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -133,9 +133,9 @@ class DQN(FromReplay):
     dueling: bool = False
     """Compute value and advantages in two streams, each with its own hidden units (Wang et al. 2016)."""
     dueling_hidden: tuple[Count, ...] | None = None
-    """Widths of each stream's hidden layers, which follow those of `net`. None: each stream has one hidden layer of
-    the last width of `net.hidden`, which is then not shared, or 512 if `hidden` is empty (as in the paper). (): each
-    stream is one linear layer."""
+    """Widths of each stream's hidden layers, which follow those of `net`. None: each stream has one hidden layer of the
+    last width of `net.hidden`, which is then not shared, or 512 if `hidden` is empty (as in the paper). (): each stream
+    is one linear layer."""
     distributional: Literal["none", "c51", "quantile"] = "none"
     """Learn the distribution of returns: over fixed atoms, or by quantiles."""
     n_atoms: Annotated[int, Limit(2)] = 51

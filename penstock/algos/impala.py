@@ -1,9 +1,9 @@
-"""IMPALA: actor-critic whose targets allow for the lag of those who act, by V-trace (Espeholt et al. 2018).
+"""IMPALA: actor-critic with V-trace targets, which correct for the lag of the actors (Espeholt et al. 2018).
 
 "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures", arXiv:1802.01561. Differs
 from the paper: losses are means over rows, not sums, Adam is the default, values and advantages are in units of returns
-(`ValueScale`), truncated episodes bootstrap, and actors and learner go in step (a batch is so many versions old, not as
-old as it happens), unless the sampler says otherwise.
+(`ValueScale`), truncated episodes bootstrap, and actors and learner go in step (the lag of a batch is fixed, not a
+matter of timing), unless the sampler says otherwise.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class IMPALA(Settings):
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so
-    that the size of rewards does not matter."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

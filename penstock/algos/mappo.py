@@ -1,4 +1,4 @@
-"""MAPPO: PPO whose critic sees the state of the whole team, while each agent acts on what it sees itself.
+"""MAPPO: PPO with a critic that sees the state of the whole team, while each agent acts on its own observation.
 
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955. The critic is
 given the agent's own observation and `obs["state"]` side by side (section 5.2, "agent-specific"); rows of agents that
@@ -130,7 +130,7 @@ class CentralCriticAgent(Agent):
         return output if self.value_scale is None else self.value_scale(output)
 
     def _visible(self, obs: Tree) -> Tree:
-        """What the actor may see."""
+        """The part of the observation that the actor may read."""
         return {key: x for key, x in obs.items() if key != STATE_KEY}
 
 
@@ -177,6 +177,6 @@ class MAPPO(InMinibatches):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so
-    that the size of rewards does not matter."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""
     agent: AgentFn = agent_fn

@@ -82,8 +82,8 @@ class PPO(InMinibatches):
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 1.0
-    """Weight of half the squared value error, usually 0.5 to 1: double the value used in libraries that weigh the
-    full square. It matters for a shared body."""
+    """Weight of half the squared value error, usually 0.5 to 1: double the value used in libraries that weigh the full
+    square. It matters for a shared body."""
     target_kl: Positive | None = None
     """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
     None: it never stops early."""
@@ -93,5 +93,5 @@ class PPO(InMinibatches):
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so
-    that the size of rewards does not matter."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""

@@ -1,4 +1,4 @@
-"""QMIX and VDN: Q-learning of a team with one reward, whose joint Q is mixed of the agents' own.
+"""QMIX and VDN: Q-learning of a team with one reward; the joint Q mixes those of the agents.
 
 Sunehag et al. 2018 (VDN): Q_tot is the sum of the agents' Q. Rashid et al. 2018 (QMIX, arXiv:1803.11485): Q_tot is a
 network of them that rises with each (eq. 5), its weights made from the state of the team (section 4). Either way the
@@ -114,10 +114,10 @@ class MonotonicMixer(nn.Module):
 
 
 class TeamQAgent(Agent):
-    """Agents that act by their own Q (`q`, a QAgent), and mixers of what they are worth together.
+    """Agents that act by their own Q (`q`, a QAgent), and mixers that compute the joint Q.
 
     Raises:
-        ConfigError: a mixer that needs the state where observations have none, or memory.
+        ConfigError: the mixer needs a state and observations have none, or the net is recurrent.
     """
 
     unseen = frozenset((STATE_KEY,))
@@ -176,7 +176,7 @@ class TeamQAgent(Agent):
         follow(self.target_mixer, self.mixer, tau)
 
     def _visible(self, inputs: Inputs) -> Inputs:
-        """What an agent sees itself."""
+        """The agent's own observation."""
         if not _has_state(inputs.obs):
             return inputs
         return inputs._replace(obs={key: x for key, x in inputs.obs.items() if key != STATE_KEY})

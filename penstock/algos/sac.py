@@ -1,7 +1,7 @@
 """SAC: soft actor-critic with twin critics and automatic temperature (Haarnoja et al. 2018, arXiv:1812.05905).
 
 Differs from the paper: all three losses of a step are taken at the same parameters, n-step targets may be used, and
-truncated episodes bootstrap. Entropy is that of actions scaled to [-1, 1], whatever the environment's bounds.
+truncated episodes bootstrap. Entropy is that of actions scaled from the environment's bounds to [-1, 1].
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ MAIN, OPPONENT = "main", "opponent"
 
 
 class PastSelves(Agent):
-    """Acts by one of `members`, frozen selves of the pool and at last main as it is now, drawn at an episode's start.
+    """Acts by one of `members`, the frozen selves of the pool and last the current main, drawn at an episode's start.
 
     Noise of a step is that of a member, a number that draws the member, and the slot's number. In deterministic
     evaluations members act without noise; the draw stays.
@@ -56,15 +56,15 @@ class PastSelves(Agent):
     """
 
     games: Tensor
-    """[S] of the last matches against each place, older ones counting less; 0 in one that is free."""
+    """[S] decayed number of matches against each place; 0 in a free place."""
     score: Tensor
-    """[S] the part of `games` that main won, a draw counting half."""
+    """[S] the part of `games` that main won; a draw counts half."""
     rating: Tensor
-    """[S + 1] Elo of each place, at last main's."""
+    """[S + 1] Elo of each place; the last is main's."""
     serial: Tensor
-    """[S + 1] int64 number of the self in each place, from 1; 0: free. Main as it is now, in the last one, is -1."""
+    """[S + 1] int64 number of the self in each place, from 1; 0: free. The current main, in the last place, is -1."""
     chance: Tensor
-    """[S + 1] float32 of each member to be drawn."""
+    """[S + 1] float32 probability that each member is drawn."""
     played: Tensor
     """[3] int64: matches counted, snapshots taken, batches since the last snapshot."""
 
@@ -158,8 +158,8 @@ def _where(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def results(agent: PastSelves, batch: SampleBatch, episodes: Any) -> tuple[Tensor, Tensor]:
     """[S] matches against each place of the pool that ended in a batch, and [S] main's score in them.
 
-    Main wins where its undiscounted return is the larger one; equal ones are a draw. A game that ended before both
-    agents had moved was no match, nor was one that a fault cut, or whose opponent is in the pool no more.
+    Main wins if its undiscounted return is larger; equal returns are a draw. Games that ended before both agents had
+    moved, that a fault cut, or with an opponent that has left the pool do not count.
 
     Args:
         batch: of numpy arrays, the opponent's. episodes: `penstock.Episodes` that ended in it.
@@ -186,7 +186,7 @@ def results(agent: PastSelves, batch: SampleBatch, episodes: Any) -> tuple[Tenso
 
 
 def count(agent: PastSelves, games: Tensor, score: Tensor, cfg: SelfPlay) -> None:
-    """Adds matches [S] and main's score in them [S] to what is known, and moves main's rating."""
+    """Adds matches [S] and main's score in them [S] to the records, and updates main's rating."""
     expected = 1.0 / (1.0 + 10.0 ** ((agent.rating[:-1] - agent.rating[-1]) / 400.0))
     agent.rating[-1] += cfg.elo_k * (score - games * expected).sum()
     kept = (1.0 - games / cfg.memory).clamp(min=0.0)
@@ -196,7 +196,7 @@ def count(agent: PastSelves, games: Tensor, score: Tensor, cfg: SelfPlay) -> Non
 
 
 def win_rate(agent: PastSelves) -> Tensor:
-    """[S] main's chance to beat each place, one win and one loss added to what was seen; NaN in one that is free."""
+    """[S] main's chance to beat each place, with one win and one loss added to the record; NaN in a free place."""
     return torch.where(agent.serial[:-1] > 0, (agent.score + 1.0) / (agent.games + 2.0), torch.nan)
 
 
@@ -211,7 +211,7 @@ def matchmake(agent: PastSelves, cfg: SelfPlay) -> None:
 
 
 def snapshot(agent: PastSelves, main: Agent, cfg: SelfPlay) -> None:
-    """Freezes main into the pool where one is due: in a free place, or in place of the oldest or the easiest self."""
+    """Freezes main into the pool if a snapshot is due: into a free place, or over the oldest or the easiest self."""
     agent.played[2] += 1
     x, there = win_rate(agent), agent.serial[:-1] > 0
     strong = bool((x[there] >= cfg.threshold).all())
@@ -350,7 +350,7 @@ class SelfPlay:
         return policies
 
     def copy_main(self, policies: PolicySet) -> None:
-        """Makes main as it is now, whom the opponent plays too, equal to main."""
+        """Copies main to the opponent's last member, the current main."""
         agent = policies[OPPONENT].agent
         assert isinstance(agent, PastSelves)
         agent.copy_main(policies[MAIN].agent)

@@ -56,7 +56,7 @@ def require_call(what: str, fn: Any, *arguments: str, returns: str) -> None:
         inspect.signature(fn).bind(*arguments)
     except TypeError as error:
         raise ConfigError(f"{what}={name} cannot take {' and '.join(arguments)} ({error}); {asked}") from None
-    except ValueError:  # a function of C's that does not say what it takes
+    except ValueError:  # a C function without a signature
         pass
 
 

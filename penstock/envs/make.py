@@ -144,7 +144,7 @@ class EnvConfig:
     def make(self, slot: int = 0) -> AnyEnv:
         """A new environment, as the run plays it: wrapped, and reset with `options`. Its owner closes it.
 
-        An environment of many agents is a PettingZoo environment, whatever this annotation says.
+        With many agents the result is a PettingZoo environment, despite the annotation.
 
         Args:
             slot: given to a factory that names a parameter `slot`: the number among all slots of the run, below 0 for
@@ -219,7 +219,7 @@ class EnvConfig:
 
     @property
     def note(self) -> str:
-        """A line on what is done to the environment without being asked; "" if nothing is."""
+        """Describes in a line how the environment is changed by default; "" if it is not."""
         return note_on(self.env, self.kwargs) if isinstance(self.env, str) else ""
 
     def _shown(self, env: AnyEnv) -> AnyEnv:
@@ -283,7 +283,7 @@ def factory_slot(number: int, evaluation: bool) -> int:
 
 
 def _asks_slot(factory: Callable[..., Any]) -> bool:
-    """True for a factory with a parameter `slot`, or an id whose class has one, to which nothing is bound yet."""
+    """True for a factory, or the class of an id, with a parameter `slot` that is not bound yet."""
     bound: dict[str, Any] = {}
     while isinstance(factory, functools.partial):
         if factory.func is make_registered:

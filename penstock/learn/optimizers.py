@@ -34,8 +34,8 @@ class Gradients(NamedTuple):
 
 Reduce: TypeAlias = Callable[[dict[str, Gradients]], dict[str, Gradients]]
 _BACKWARD: Any = torch.autograd.Variable._execution_engine.run_backward  # pyright: ignore
-"""(outputs, gradients, retain_graph, create_graph, inputs, allow_unused, accumulate_grad) -> gradients: all that
-`torch.autograd.grad` does in the end, where what it checks before takes as long as five nodes of the graph."""
+"""(outputs, gradients, retain_graph, create_graph, inputs, allow_unused, accumulate_grad) -> gradients: the function
+that `torch.autograd.grad` calls after checks that take as long as five nodes of the graph."""
 
 
 def adam(agent: Agent, settings: Any) -> Optimizers:
@@ -150,10 +150,10 @@ def set_gradients(
 ) -> dict[str, float]:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm of each group is at most the limit.
 
-    Frozen parameters (`requires_grad_(False)`) have none, and so stay as they are, whatever their optimizer.
+    Frozen parameters (`requires_grad_(False)`) get no gradient, so no optimizer changes them.
 
     Args:
-        reduce: makes the gradients of this learner those of all, before the norm; None for one learner.
+        reduce: turns this learner's gradients into those of all learners, before the norm; None for one learner.
         group_of: the norm group of a parameter, by its id; the other parameters of an optimizer are one group, which
             has the optimizer's name.
 
@@ -277,8 +277,8 @@ class Adam:
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
     process imports torch's compiler, which takes 0.85 s. One group.
 
-    Of a unit that no row switches on, the averages of gradients shrink by beta1 a step until they are subnormal
-    numbers, and stay there; a processor takes up to a hundred times as long for these. So they are flushed to 0.
+    For a unit that no row activates, the running means of gradients shrink by beta1 a step until they are subnormal
+    numbers, on which a processor is up to a hundred times slower. So they are flushed to 0.
     """
 
     def __init__(

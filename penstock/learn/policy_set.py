@@ -31,10 +31,10 @@ class PolicySet(Mapping[str, Policy]):
     states and parameters have the names of a plain Policy's; with several they begin with `id/`.
 
     Args:
-        trained: ids of those that learn; the others act as at the end of their schedules.
-        one_agent: the environment is one of a single agent, whose sampler fills a SampleBatch.
-        settings: those that say who plays whom, with `seat` and `policy_mapping_fn` as `penstock.Policies` has them;
-            None if that is not known.
+        trained: ids of the policies that learn; the others act as at the end of their schedules.
+        one_agent: the environment has a single agent, so its sampler fills a SampleBatch.
+        settings: the settings that assign policies to agents, with `seat` and `policy_mapping_fn` as
+            `penstock.Policies` has them; None if unknown.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class PolicySet(Mapping[str, Policy]):
         return sum(policy.skipped for policy in self.values())
 
     def predict(self, obs: Tree, state: Tree = None, *, agent: str | None = None, **how: Any) -> Any:
-        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0, in self-play of main.
+        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0; in self-play, of main.
 
         Args:
             obs, state, how: as in `Policy.predict`.
@@ -180,7 +180,7 @@ class PolicySet(Mapping[str, Policy]):
         """Like `Policy.prepare`, for batches of `batch.B` environments.
 
         Args:
-            info: {id: example of the info of a row}; of an environment of one agent the example.
+            info: {id: example of the info of a row}; for an environment of one agent the example itself.
         """
         for name, policy in self.trained.items():
             own = info if self._one_agent or info is None else info[name]
@@ -256,7 +256,7 @@ class PolicySet(Mapping[str, Policy]):
         return self._joined({name: policy.arrays() for name, policy in self.trained.items()})
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
-        """Inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies are others."""
+        """Inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies differ."""
         self._require_ids(state["agent"])
         rest = {key: value for key, value in state.items() if key != "agent"}
         agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
@@ -266,7 +266,7 @@ class PolicySet(Mapping[str, Policy]):
                 self.kept[name].load_state_dict(states[name]["kept"], policy)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Like `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
+        """Like `Policy.load_parameters`, for all policies. Raises CheckpointError if they do not fit."""
         self._require_ids(parameters)
         for name, own in self._parted(parameters).items():
             self[name].load_parameters(own)
@@ -318,12 +318,12 @@ class PolicySet(Mapping[str, Policy]):
 
 
 AnyPolicy: TypeAlias = Policy | PolicySet
-"""What an algorithm builds: one Policy, or several by id."""
+"""The result of `Algorithm.build`: one Policy, or several by id."""
 
 if TYPE_CHECKING:
 
     class LoadedPolicy(Policy, Mapping[str, Policy]):
-        """What a run returns, to type checkers: a Policy, of many agents a PolicySet; only the user knows which."""
+        """Static type of `ps.load`: a Policy, or a PolicySet for many agents; only the user knows which."""
 
         trained: dict[str, Policy]
 
@@ -349,7 +349,7 @@ def parameters(policy: AnyPolicy) -> dict[str, Tensor]:
 
 
 def agents_of(policy: AnyPolicy) -> Any:
-    """What `sampler.initialize` takes: an Agent, or {id: Agent} for environments of many agents."""
+    """Argument of `sampler.initialize`: an Agent, or {id: Agent} for environments of many agents."""
     return policy.agents if isinstance(policy, PolicySet) else policy.agent
 
 

@@ -73,7 +73,7 @@ def double_q(q_online: Tensor, q_target: Tensor) -> Tensor:
     """The target's value of the action that the online network prefers (van Hasselt et al. 2016, eq. 4).
 
     Args:
-        q_online, q_target: [..., A] float, of the observation that is bootstrapped from. Of equal values the first.
+        q_online, q_target: [..., A] float, at the observation bootstrapped from. Ties go to the first action.
 
     Returns:
         [...] float, a value for the target: no gradient should pass.

@@ -33,7 +33,7 @@ class HindsightTransitions:
     The new goal is the one achieved after a row drawn evenly from the sample's own and those that follow it in its
     episode, as far as they are stored. It replaces `desired_goal` in both observations; the reward is computed anew,
     and so is the end of the episode, if `reward_fn` returns it; else it ends where it did. The last row of an episode
-    has its own outcome as the only goal, so it stays an end whatever the reason was.
+    has its own outcome as the only goal, so it stays an end.
 
     Args:
         plain: the transitions of which these are made.

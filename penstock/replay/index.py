@@ -214,7 +214,7 @@ class PrioritizedIndex:
         return Drawn(unit, slot, value / total)
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
-        """Sets priorities [N], such as absolute errors; of a unit that was drawn twice the last one counts."""
+        """Sets priorities [N], such as absolute errors; for a unit that was drawn twice the last one counts."""
         if not len(unit):
             return
         scaled = self._scaled(priority)

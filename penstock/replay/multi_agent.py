@@ -47,7 +47,7 @@ class MultiAgentReplay:
         return {name: each.state_dict() for name, each in self.replays.items()}
 
     def arrays(self) -> dict[str, Array]:
-        """Like `Replay.arrays`, of all policies: `id/name`."""
+        """Like `Replay.arrays`, for all policies: `id/name`."""
         return {f"{name}/{key}": x for name, each in self.replays.items() for key, x in each.arrays().items()}
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -362,7 +362,7 @@ def is_stack(leaf: Any) -> bool:
 
 
 def frame_history(env: EnvSpec, frames: bool) -> int:
-    """Rows before a row whose frames are part of its observation, if stacks are kept frame by frame."""
+    """Number of earlier rows with frames of a row's observation, if stacks are kept frame by frame."""
     stacks = [leaf.shape[0] for leaf in tree_leaves(env.obs) if is_stack(leaf)] if frames else [1]
     if not stacks:
         raise ConfigError(
@@ -372,7 +372,7 @@ def frame_history(env: EnvSpec, frames: bool) -> int:
 
 
 def is_large(rows: int, obs: Tree) -> bool:
-    """True if so many observations of a spec are worth a thread that reads them."""
+    """True if this many observations of a spec are large enough to read them in a thread."""
     return (
         rows * sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(obs)) >= _LARGE_BYTES
     )

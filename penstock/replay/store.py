@@ -72,7 +72,7 @@ class Store(Protocol):
         ...
 
     def written(self) -> Iterator[tuple[str, Array]]:
-        """Like `Storage.written`; of rows elsewhere each slice of an array is fetched when it is asked for."""
+        """Like `Storage.written`; for rows held elsewhere, reading a slice of an array fetches it."""
         ...
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -33,7 +33,7 @@ class View(Protocol):
         ...
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """Samples whose first rows are t [N] of slots b [N], by uniforms [N, self.noise]."""
+        """Samples that begin at rows t [N] of slots b [N], by uniforms [N, self.noise]."""
         ...
 
 

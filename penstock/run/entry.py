@@ -165,13 +165,13 @@ def load(
 ) -> LoadedPolicy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
 
-    Of a run in an environment of many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
+    With many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
     `load("runs/a").predict(obs, agent="player_0")`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
         agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
-        trust: the algorithm and agent that the run names may be imported; not needed for built-in ones, and for your
+        trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
             own runs (docs/security.md).
     """
     again = Again(agent=agent, policy_mapping_fn=policy_mapping_fn)

@@ -36,7 +36,8 @@ def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> 
     """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
 
     Args:
-        init: a run, or runs by policy, whose networks and normalisers are the start. trust: what they name is imported.
+        init: a run, or runs by policy, that the networks and normalisers start from. trust: import the code that they
+            name.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
@@ -55,19 +56,19 @@ def resume(
     policy_mapping_fn: PolicyMap | None = None,
     trust: bool = False,
 ) -> Result:
-    """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
+    """Continues a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
 
     Args:
         changes: of `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; and of the sampler where
             that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
             and {"algo.replay.shards": 3}.
         env, agent, eval_env, policy_mapping_fn: environment, agent function or mapping again, where it could not be
-            stored (a lambda); what was stored has to be the same.
-        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
+            stored (a lambda); they must equal what was stored.
+        trust: allow importing and calling code that the run names; not needed for your own runs (docs/security.md).
 
     Raises:
-        CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make
-            it another experiment.
+        CheckpointError: no good checkpoint, or the run is not trusted. ConfigError: changes that would make it another
+            experiment.
     """
     return _to_the_end(
         Run.resume(
@@ -329,7 +330,7 @@ class Run:
         return not trainer.pending and trainer.env_steps >= trainer.exp.run.steps
 
     def _end(self) -> None:
-        """Logs and saves what is left; where a learner is lost in it, the run stands at its newest checkpoint."""
+        """Logs and saves the remaining iterations; if a learner fails, falls back to the newest checkpoint."""
         try:
             with contextlib.ExitStack() as last:
                 last.callback(self._finish)
@@ -396,7 +397,7 @@ class Run:
         print_summary(title(trainer), summary(trainer, result, took_s, steps, len(self._unsaved)))
 
     def _say(self, text: str) -> None:
-        """Shows a message in the display, or as a warning where there is none."""
+        """Shows a message in the display, or as a warning without a display."""
         if self.trainer.exp.run.progress == "off":
             warnings.warn(text, stacklevel=3)
         else:

@@ -40,13 +40,13 @@ class Plan:
     """An experiment whose sampler is chosen, and whose environments are checked and seated; it can be pickled.
 
     A Trainer, learner or runner that is given a plan does not check the environments again. A runner makes its sampler
-    of it, as of any `Maker`.
+    from it, like from any `Maker`.
     """
 
     exp: Experiment
     """With settings of a sampler, neither None nor "auto"."""
     report: EnvReport
-    """Of `ps.check_env` on the environment of training."""
+    """Report of `ps.check_env` on the environment of training."""
     algo: Any
     """The experiment's algorithm; in an environment of many agents one that knows who plays whom."""
     env: EnvConfig
@@ -57,7 +57,7 @@ class Plan:
     seating: Seating
     """Who plays in it."""
     sampler: SamplerSettings
-    """Those of the experiment, with what they leave to the algorithm and the environment."""
+    """Sampler settings of the experiment, with defaults that depend on algorithm and environment filled in."""
     held_out: EnvReport | None
     """The report of `ps.check_env` on the environment of evaluations; None: evaluations play the one of training."""
     eval_env: EnvConfig
@@ -119,7 +119,7 @@ class Plan:
         return replace(self, exp=replace(self.exp, sampler=settings), sampler=sampler)
 
     def among(self, runners: int) -> list[Plan]:
-        """This plan for each of so many runners that have its sampler, whose slots begin where its own do."""
+        """This plan split for a number of runners with its sampler; their slots begin where its own do."""
         B = self.fragment.B
         return [replace(self, share=self.share.part(i * B, runners * B)) for i in range(runners)]
 
@@ -171,15 +171,15 @@ class Plan:
         vars(self).update(state)
 
     def infos(self, shown: dict[str, Any]) -> Tree:
-        """The example of the info of a row, as `Policy.prepare` takes it, of those that `Sampler.initialize` returned.
+        """Example of a row's info for `Policy.prepare`, from the examples that `Sampler.initialize` returned.
 
-        Of many agents {policy id: example}.
+        With many agents {policy id: example}.
         """
         return {name: own["info"] for name, own in shown.items()} if self.seating.many else shown["info"]
 
     @property
     def specs(self) -> Specs:
-        """What policies are built for: an EnvSpec, or {policy id: EnvSpec}."""
+        """Argument of `Algorithm.build`: an EnvSpec, or {policy id: EnvSpec}."""
         return self.seating.for_build
 
     @property
@@ -206,7 +206,7 @@ def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seatin
 
 
 def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
-    """The settings, with what they leave to an experiment: discount of logged returns, shared memory of a cluster."""
+    """The settings with defaults that an experiment decides: discount of logged returns, object store of a cluster."""
     own = settings.with_discount(discount)
     return own.fitted(seating.specs) if isinstance(own, RunnerSampler) else own
 

@@ -87,7 +87,7 @@ def record(
         file_format: "minari" records as usual first, and writes the HDF5 file when all episodes are recorded.
         env: the environment again, where it could not be stored (a lambda). env_kwargs, env_options: added to the
             run's.
-        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
+        trust: allow importing and calling code that the run names; not needed for your own runs (docs/security.md).
         progress: called after each episode with the number of episodes and steps so far, and its return.
 
     Raises:

@@ -111,7 +111,7 @@ def _images(policy: Policy) -> str:
 def _learning(
     policy: Policy, T: int, B: int, steps: int, unit: str = "step", most: int | None = None, moves: str = "steps"
 ) -> str:
-    """The rows of a batch, and what is done with them in a run of so many steps, in which there are `most` rows."""
+    """The rows of a batch and the work on them, in a run of this many steps, with `most` rows in total."""
     rows = f"{counted(B * T, 'row')} a batch"
     if policy.replay_schedule is None:
         parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)

@@ -72,7 +72,7 @@ class Trainer:
             self._check_stop(metric_names(*_EVALUATED, plan.eval_env.info_keys))
         self._evaluator: Evaluator | None = None
         self._agents = (plan.held_out or plan.report).agents if exp.run.eval_exploitability else None
-        """Those of the game whose positions evaluations walk over."""
+        """Agents of the game that exploitability is computed for."""
         if exp.run.eval_exploitability and self._agents is None:
             raise ConfigError(
                 f"run.eval_exploitability with {exp.eval_env_config.name}, an environment of one agent; expected a game"

@@ -72,7 +72,7 @@ class ActionServer:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Fills batches of an evaluation, whose waits are not counted."""
+        """Fills batches of an evaluation; its waits are not counted."""
         self._collect(pool, [self._there(*each) for each in enumerate(agents)], batches, views, states, noise)
 
     def serve(self, pool: ProcessPool | NativeGroups, *rest: Any) -> None:

@@ -26,13 +26,13 @@ DETERMINISTIC = -1
 
 
 class Actor:
-    """Agents whose parameters lie in shared memory, where the learner writes them between two batches.
+    """Agents with parameters in shared memory, where the learner writes them between two batches.
 
     Args:
-        pool: the worker's slots, whose numbers address their noise. agents: one for each policy.
-        parameters: of each agent by name, as `parameters_of` returns them.
-        batches: of every buffer the worker's columns of each policy.
-        states: of each policy [b, ...] recurrent states before the next batch, in shared memory.
+        pool: the worker's slots; their numbers address the noise. agents: one for each policy.
+        parameters: for each agent its parameters by name, as `parameters_of` returns them.
+        batches: for every buffer, the worker's columns of each policy.
+        states: for each policy, [b, ...] recurrent states before the next batch, in shared memory.
     """
 
     def __init__(

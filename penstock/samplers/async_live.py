@@ -1,4 +1,4 @@
-"""The learner's side of an AsyncSampler: publishes parameters, releases batches, and takes what is ready."""
+"""The learner's side of an AsyncSampler: publishes parameters, releases batches, and takes those that are ready."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _RESULT_BYTES_PER_ROW = 64
 
 
 class AsyncLive(Evaluates):
-    """A `Sampler` whose batches come from a process of its own.
+    """A `Sampler` that collects its batches in another process.
 
     `obtain_samples(k)` publishes the agent's parameters as version k, releases batch k - 1, and waits for batch k.
     """
@@ -88,7 +88,7 @@ class AsyncLive(Evaluates):
         self.specs: Mapping[str, EnvSpec] = self._installed.seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
 
-    # What the supervisor asks: see `Supervised`.
+    # Called by the supervisor: see `Supervised`.
 
     def messages(self, w: int, replaces: bool) -> list[Any]:
         out: list[Any] = [self._make]
@@ -111,9 +111,9 @@ class AsyncLive(Evaluates):
         return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
 
     def lost(self, w: int) -> None:
-        """Prepares the state from which a new process tree goes on after the last whole batch, with new episodes.
+        """Prepares the state from which a new process tree continues after the last complete batch, with new episodes.
 
-        What a SerialSampler had stepped of the batch that follows is lost, and counted.
+        Steps that a SerialSampler had made for the next batch are lost, and counted.
         """
         done = self._block[control.DONE]
         if not done and self._continues is not None:
@@ -145,7 +145,7 @@ class AsyncLive(Evaluates):
     # The live sampler.
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
-        """Takes the agents whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
+        """Takes the agents, to publish their parameters; returns examples of one step, like `Sampler.initialize`."""
         shown = self._installed.take(agents)
         taken, seating = self._installed.agents, self._installed.seating
         n = self._ahead.depth + 2
@@ -284,7 +284,7 @@ class AsyncLive(Evaluates):
 
     def _ready(self, itr: int) -> bool:
         if not self._workers.workers[0].up:
-            return False  # what it has done so far, it has made anew
+            return False  # its counters include the work that it repeated
         self._put_back()
         if self._block[control.SENT] < self._ahead.released:  # a new process knows nothing of it
             self._block[NEWEST] = self._ahead.released - self._ahead.depth - 1

@@ -1,8 +1,8 @@
 """AsyncSampler: an inner sampler runs in a process of its own, and collects while the learner trains.
 
 Batch k starts when training on batch k - 1 - depth is finished. With `weights="exact"` it acts with the parameters of
-version k - depth (0 at first), so depth 0 is the synchronous sampler and every depth gives the same batches from run
-to run; with `weights="newest"` it takes whatever was published last. Parameters are published as copies in a ring of
+version k - depth (0 at first), so depth 0 is the synchronous sampler and every depth gives the same batches from run to
+run; with `weights="newest"` it takes the parameters published last. Parameters are published as copies in a ring of
 depth + 2 places: the place that is written is never one that may be read. The batches lie in a ring of as many.
 """
 
@@ -72,7 +72,7 @@ class AsyncSampler(SamplerSettings):
 
     @property
     def cores(self) -> int:
-        """Those of the inner sampler, and one that trains meanwhile."""
+        """Cores for the inner sampler, and one for the learner that trains meanwhile."""
         return 1 + self.inner.cores
 
     def content(self) -> dict[str, Any]:

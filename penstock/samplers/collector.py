@@ -37,7 +37,7 @@ class GroupViews:
         self._structure = tree_structure(self.inputs[0])
         missing = self.padded - self.n
         self._padding = [x.new_zeros(missing, *x.shape[1:], device=device) for x in self._rows[0]] if missing else []
-        # An agent without memory keeps no view of what it is shown, so one row serves for all and each batch's noise.
+        # An agent without memory keeps no view of its inputs, so one row serves for all and for each batch's noise.
         self._reused = bool(missing) and device.type == "cpu" and batch.state is None
         if self._reused:
             self._shown = tree_map(lambda x: x.new_zeros(self.padded, *x.shape[1:]), self.inputs[0])
@@ -103,10 +103,10 @@ class GroupViews:
 
 
 class TurnViews:
-    """Views of one group's columns in a batch whose rows are turns: those that wait are gathered, answers scattered.
+    """Views of one group's columns in a batch of turns: gathers the columns that wait, and scatters the answers.
 
     The recurrent states of a group are `{"now": ..., "before": ...}`, each [b, ...]: after the last turn of every
-    column, and before the turn that the next batch has in row 0, which is the last one if it is still open.
+    column, and before the turn in row 0 of the next batch (the last turn, if it is still open).
     """
 
     def __init__(
@@ -319,7 +319,7 @@ Collect: TypeAlias = Callable[
 
 
 class Server(Protocol):
-    """Runs the loop in place of this thread: with a copy of the agent, or in the pool's workers."""
+    """Runs the loop elsewhere than in this thread: with a copy of the agent, or in the pool's workers."""
 
     @property
     def serve(self) -> Collect:

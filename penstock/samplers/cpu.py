@@ -39,7 +39,7 @@ Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 
 @dataclass(frozen=True)
 class WorkerSampler(SamplerSettings):
-    """Settings of every sampler whose worker processes step environments."""
+    """Settings of every sampler that steps environments in worker processes."""
 
     kept = PLAYING
     hosts_eval_env = True
@@ -51,8 +51,8 @@ class WorkerSampler(SamplerSettings):
     many agents each environment has a column for every seat."""
     workers: Count = 2
     """Worker processes, usually one for each core, less one where an action server acts. Batches do not depend on the
-    number, and no worker without a slot is started. Native batched environments step in their own threads: leave
-    the default."""
+    number, and no worker without a slot is started. Native batched environments step in their own threads: leave the
+    default."""
     groups: Groups = 1
     """Groups of slots that alternate, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
     reset: Reset = "next_step"
@@ -179,7 +179,7 @@ class WorkerSampler(SamplerSettings):
 
 @dataclass(frozen=True)
 class CpuSampler(WorkerSampler):
-    """Settings of a sampler whose workers step and act, each for its share of the slots."""
+    """Settings of a sampler with workers that step and act, each for its share of the slots."""
 
     def __post_init__(self) -> None:
         if self.groups != 1:

@@ -25,7 +25,7 @@ from penstock.workers.shares import Shared
 
 @dataclass(frozen=True)
 class GpuSampler(WorkerSampler):
-    """Settings of a sampler whose workers step and whose agent acts here, on any device, for all slots at once."""
+    """Settings of a sampler with workers that step while the agent acts here, on any device, for all slots at once."""
 
     overlap: bool = True
     """True: groups may step at the same time. False: each group starts when the one before has finished."""

@@ -1,4 +1,4 @@
-"""What a live sampler is given by `initialize`: its agents, and the buffers that the loop fills with them."""
+"""The agents that a live sampler received by `initialize`, and the buffers that its loop fills with them."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Installed:
         self._agents: tuple[Agent, ...] = ()
         self._closed = False
         self.infos: list[Tree] = []
-        """Of each policy an example of the info of one row."""
+        """Example of the info of one row, for each policy."""
         self.states: list[Tree] = []
-        """Of each policy an example of the recurrent state of one slot."""
+        """Example of the recurrent state of one slot, for each policy."""
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -78,7 +78,7 @@ class Installed:
         return self.agents[0]
 
     def by_id(self, each: Sequence[V]) -> dict[str, V]:
-        """What there is for each policy, in their order, by policy id."""
+        """Values in the order of the policies, by policy id."""
         return dict(zip(self.seating.policies, each))
 
     def take(self, given: Agents) -> dict[str, Any]:

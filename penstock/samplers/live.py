@@ -1,4 +1,4 @@
-"""The live sampler whose agents run in this process or are run by workers, over any EnvPool."""
+"""The live sampler over any EnvPool, with agents in this process or in its workers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class LiveSampler(Evaluates):
         return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
-        """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
+        """The same batch without an account of it: for a runner of a group, whose driver keeps the account."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
@@ -177,7 +177,7 @@ class LiveSampler(Evaluates):
         return self.pool, training.agents, self._filled, training.views[buffer], training.states, noise
 
     def _complete(self, version: int) -> None:
-        """Writes the version, and cuts slots whose observations are not finite."""
+        """Writes the version, and cuts slots with observations that are not finite."""
         for policy, batch in enumerate(self._filled):
             if not self.pool.takes_turns:
                 batch.version[...] = version
@@ -243,12 +243,12 @@ class LiveSampler(Evaluates):
 
     @property
     def evaluation_pool(self) -> EvaluationSource:
-        """The pool of the evaluation whose buffers were asked for last."""
+        """The pool of the evaluation that requested buffers last."""
         assert self._evaluation is not None
         return self._evaluation.pool
 
     def fill_evaluation(self, noise: Noise | None) -> AnyBatch:
-        """The next EVAL_T rows of the evaluation whose buffers were asked for last; None acts without noise."""
+        """The next EVAL_T rows of the evaluation that requested buffers last; None acts without noise."""
         own = self._evaluation
         assert own is not None
         batches = own.filled(0)
@@ -306,7 +306,7 @@ class LiveSampler(Evaluates):
         """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore.
 
         Args:
-            itr: number of the batch that was last, whose memory takes its last row: others may hold batches that wait.
+            itr: number of the last batch; its buffer takes the last row, as others may hold batches that wait.
         """
         if not state["collected"]:
             return
@@ -351,7 +351,7 @@ class LiveSampler(Evaluates):
         return self.pool.set_state(pool, self._filled, episodes)
 
     def _sums(self, pool: BatchColumns, B: int) -> EpisodeStats | TensorStats:
-        """Running sums of B slots whose batches lie where the pool's do."""
+        """Running sums of B slots, in the memory (arrays or tensors) of the pool's batches."""
         if pool.device is not None:
             return TensorStats(B, self._discount, pool.device)
         return EpisodeStats(B, self._discount)

@@ -46,7 +46,7 @@ def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None
 
 @dataclass(frozen=True)
 class OfflineSampler(SamplerSettings):
-    """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
+    """Settings of a sampler that plays back a dataset; it steps the environment for evaluations only."""
 
     kept = ("discount",)
     hosts_eval_env = True
@@ -109,7 +109,7 @@ class OfflineSampler(SamplerSettings):
             return live
 
     def _check_room(self, source: EpisodeSource) -> None:
-        """Raises ConfigError if the info columns of a batch, whose shapes the dataset says, do not fit into memory."""
+        """Raises ConfigError if the info columns of a batch, in the shapes of the dataset, do not fit into memory."""
         row = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in source.info.values())
         if (needed := self.spec.size * row) > (free := free_memory()):
             raise ConfigError(

@@ -59,9 +59,10 @@ class Sampler(Protocol):
         """Returns exactly `episodes` finished episodes, the first k of each slot, and leaves training as it was.
 
         Args:
-            itr: addresses the episodes' seeds and the noise. give_up: asked now and then; once it is True, the
-                episodes that have ended are all there are.
-            slots: environments side by side, at most. max_steps: an episode is cut there and counts as it stands.
+            itr: addresses the episodes' seeds and the noise. give_up: polled now and then; once it returns True, the
+                evaluation ends with the episodes finished so far.
+            slots: largest number of environments side by side. max_steps: steps after which an episode is cut; it
+                counts with its return so far.
         """
         ...
 
@@ -86,9 +87,9 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A live sampler whose state can be divided among samplers of some of its slots each, as learners have them.
+    """A live sampler with a state that can be split among samplers of parts of its slots, as learners have them.
 
-    One that is not goes on from a checkpoint with as many learners only.
+    Without this, a run resumes only with the same number of learners.
     """
 
     def join_states(self, states: Sequence[dict[str, Any]], /) -> dict[str, Any]:
@@ -96,10 +97,10 @@ class Divisible(Protocol):
         ...
 
     def split_state(self, state: dict[str, Any], slots: Sequence[slice], /) -> list[dict[str, Any]]:
-        """Returns the states of samplers of these slots, from that of one sampler of all of them.
+        """Splits the state of one sampler of all slots into those of samplers of these slots.
 
         Args:
-            slots: consecutive, from 0. Counts since the run began, as of faults, are given to the first.
+            slots: consecutive, from 0. Counts since the run began, such as faults, go to the first.
 
         Raises:
             CheckpointError: the state is of another number of slots.
@@ -205,7 +206,7 @@ class SamplerSettings(Protocol):
         return replace(own, discount=discount) if follows else self
 
     def content(self) -> dict[str, Any]:
-        """What decides what is in a batch: of two samplers with equal content each can go on for the other."""
+        """Settings that determine the contents of batches; a sampler with equal content can continue the run."""
         kept = {key: getattr(x, key) for x in (self.inner or self, self) for key in x.kept}
         usual = {"mode": self.mode, "depth": 0, "weights": "exact", "asynchronous": False}
         return {**self.spec._asdict(), **usual, **kept}

@@ -111,10 +111,10 @@ Space = Mapping[str, Dimension]
 
 
 def read_space(given: Mapping[str, Any], grid: bool = False) -> dict[str, Dimension]:
-    """The space that texts by dotted path describe; a list or tuple stands for its choices.
+    """Parses a space from texts by dotted path; a list or tuple gives its choices.
 
     Args:
-        grid: it is a sweep's, in which a setting may have a single value.
+        grid: a sweep's space, in which a setting may have a single value.
 
     Raises ConfigError that names the setting and the forms.
     """

@@ -129,7 +129,7 @@ class Study:
 
     @property
     def confirming(self) -> list[Confirmation]:
-        """The runs that confirm what is the best now; `--retry` may have found another one since others began."""
+        """The runs that confirm the present best; `--retry` may have changed the best since earlier ones began."""
         best = self.search.best
         return [c for c in self.confirmations if best is not None and c.of == best.run.name]
 
@@ -249,7 +249,7 @@ class Study:
         return [folder / str(i) for i in range(len(given))] if isinstance(given, dict) else [folder] if given else []
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Goes on from the content of study.json: what ended unseen is noted, what was interrupted waits."""
+        """Continues from the content of study.json: notes trials that ended unseen, and queues interrupted ones."""
         names = [t.run.name for t in self.search.trials] if self.sweep else [None] * len(plain["trials"])
         stored = zip(plain["trials"], names, strict=True)
         self.search.trials = [from_plain(item, self.search.space, name) for item, name in stored]

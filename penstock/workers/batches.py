@@ -41,7 +41,7 @@ class SharedBatches:
         self._ledger, self._left = ledger, ledger[:, 1].copy()
 
     def open(self, outs: Sequence[SampleBatch], parts: int) -> None:
-        """Makes `outs` the batches to write; of so many parts all rows are owed."""
+        """Starts batches `outs` with all rows of `parts` parts outstanding."""
         self.previous, self.current = self.current, self.index(outs)
         self.owed = set(range(parts))
         self._left = self._ledger[:, 1].copy()
@@ -71,7 +71,7 @@ class SharedBatches:
                 tree_assign(getattr(batch, name), (-1, own), rows, own)
 
     def lose(self, part: int, slots: slice, row: int, whole: bool) -> int:
-        """Closes the rows that a dead worker owed of a part: from `row` on, or what follows each column's last turn.
+        """Invalidates the rows of a part that a dead worker had not delivered: from `row` on, or after each last turn.
 
         Args:
             row: of steps of all slots. whole: of turns, where the worker had said that it has no room for another.

@@ -1,4 +1,4 @@
-"""`check_apart`: `check_env` in a process of its own, whose death and hang are errors here, whatever the sampler."""
+"""`check_apart`: `check_env` in another process; its death or hang is an error here, with every sampler."""
 
 from __future__ import annotations
 

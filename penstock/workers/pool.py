@@ -75,7 +75,7 @@ class ProcessPool(EnvPool):
         self.groups = tuple(
             Group(policy, columns(slots, n)) for slots in self._parts for policy, n in enumerate(self.seats)
         )
-        """Of one part after the other; in each of one policy after the other."""
+        """Columns of one part after the other; in each part, of one policy after the other."""
         there = workers.live if self.evaluation else list(range(workers.count))
         self.shares = [
             [part_of(slots, len(there), there.index(w)) if w in there else None for slots in self._parts]
@@ -91,7 +91,8 @@ class ProcessPool(EnvPool):
         self._shared: Account | None = None
         self._attached: Attach | None = None
         self.parameters: list[Tree] = []
-        """Of each agent that acts in the workers, in shared memory; to be written only between two batches."""
+        """Parameters of each agent that acts in the workers, in shared memory; to be written only between two
+        batches."""
         self._members: list[list[tuple[Any, int]]] = [[] for _ in self._parts]
         self._active: set[int] = set()
         self._served = [0] * len(self._parts)  # policies whose actions of the next row are there
@@ -113,7 +114,7 @@ class ProcessPool(EnvPool):
         self._seating = config.seating or Seating.alone(one_spec(specs, config.name))
         self.specs, self.spec = self._seating.specs, self._seating.specs[0]
 
-    # What the supervisor asks: see `Supervised`.
+    # Called by the supervisor: see `Supervised`.
 
     def messages(self, w: int, replaces: bool) -> list[Any]:
         out: list[Any] = [self._make(w, replaces)]

@@ -67,7 +67,7 @@ class Account:
 
 
 def columns(envs: slice, seats: int) -> slice:
-    """The columns of some environments in the batch of a policy with so many seats in each."""
+    """The columns of some environments in the batch of a policy with this many seats in each."""
     return slice(envs.start * seats, envs.stop * seats)
 
 
@@ -84,7 +84,7 @@ def part_of(group: slice, workers: int, w: int) -> slice | None:
 
 
 def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
-    """Invalidates these columns from a row on; the observation stands still, as of an idle slot.
+    """Invalidates these columns from a row on; the observation repeats, as in an idle slot.
 
     Returns:
         the number of rows lost.

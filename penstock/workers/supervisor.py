@@ -48,7 +48,7 @@ class Supervised(Protocol):
         ...
 
     def lost(self, w: int) -> None:
-        """Closes the rows that a dead worker owed."""
+        """Invalidates the rows that a dead worker had not delivered."""
 
 
 class Workers:

@@ -1,4 +1,4 @@
-"""SlotEnvs: the environments of a pool's slots, and what is known of each: episode, seed, activity and ledger."""
+"""SlotEnvs: the environments of a pool's slots, with the episode, seed, activity and ledger of each."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class SlotEnvs:
     def where(self, e: int, phase: str, agent: str | None = None) -> str:
         """Start of every message: slot, environment, method, episode, step, seed and agent."""
         taken = self.tick - self.began[e] if self.step_of is None else self.step_of(e)
-        if phase == "reset" or not taken:  # what is seen before any step is what the reset led to
+        if phase == "reset" or not taken:  # observations before the first step come from the reset
             phase, taken = "reset", 1
         step = taken - 1  # counted from 0
         episode = self.episode[e]

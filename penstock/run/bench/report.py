@@ -23,7 +23,7 @@ _TRACED_T = 32
 
 
 def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
-    """Prints what was measured, the samplers by speed, and the recommended one with the command that uses it."""
+    """Prints the measurements, the samplers by speed, and the recommended one with the command that uses it."""
     console, best = Console(highlight=False), verdict.best
     T, B = best.sampler.spec
     console.print(f"{exp.algo_name} on {exp.env_config.name}, T={T}, B={B}, {verdict.machine}; {verdict.seconds:.0f} s")

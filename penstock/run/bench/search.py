@@ -67,7 +67,7 @@ class Verdict:
 def bench(
     plan: Plan, seconds: float = SECONDS, same_device: bool = False, say: Callable[[str], None] = lambda text: None
 ) -> Verdict:
-    """Measures the candidates for a plan on this machine, each for so many seconds; returns all and the fastest.
+    """Measures the candidates for a plan on this machine, each for this many seconds; returns all and the fastest.
 
     Args:
         same_device: leave out samplers that act on another device than the learner's.
@@ -133,7 +133,7 @@ def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Synchronous:
 
 def settings_of(sampler: Synchronous) -> dict[str, Any]:
     """Name, workers and groups of a sampler: the inverse of `with_settings`."""
-    groups = 0 if sampler.name == "cpu" else sampler.groups  # a CpuSampler has one group whatever is said
+    groups = 0 if sampler.name == "cpu" else sampler.groups  # a CpuSampler always has one group
     counts = {"workers": sampler.workers, "groups": groups}
     return {"name": sampler.name, **{key: n for key, n in counts.items() if n}}
 
@@ -166,7 +166,7 @@ def _measured(plan: Plan, row: Row, T: int, agents: Any, seconds: float, say: Ca
 
 
 def _batches(plan: Plan, sampler: Synchronous, agents: Any, seconds: float, least: int = 1) -> list[tuple[float, int]]:
-    """Duration in s and env steps of batches, the first not counted: for so many seconds, and `least` of them."""
+    """Duration in s and env steps of batches, without the first: as many as fit the seconds, at least `least`."""
     live = replace(sampler, max_decorrelation_steps=0).build(plan.env, plan.seed)
     try:
         live.initialize(agents)

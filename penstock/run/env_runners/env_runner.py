@@ -238,7 +238,7 @@ class EnvRunner:
         return runner
 
     def _one(self, name: str) -> Policy:
-        """The policy of an id. Raises ConfigError where there is none."""
+        """The policy of an id. Raises ConfigError for an unknown id."""
         known = by_id(self.policy)
         if name not in known:
             raise ConfigError(f"no policy {name!r} here; {nearest(name, known)}")

@@ -32,7 +32,7 @@ class EnvRunnerGroup:
         made_from: an experiment, or its plan. backend: a name, or a Backend.
         deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
         fault_policy: as in workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
-        min_runners: below so many the group waits for a replacement.
+        min_runners: with fewer the group waits for a replacement.
         options: of `make_backend`.
 
     Raises:
@@ -110,14 +110,14 @@ class EnvRunnerGroup:
 
     @property
     def runners(self) -> Runners:
-        """The remote workers as they are supervised. Raises ConfigError where there is none."""
+        """The supervised remote workers. Raises ConfigError if the group has none."""
         if self._runners is None:
             raise ConfigError("this group has no remote workers: num_env_runners=0")
         return self._runners
 
     @property
     def backend(self) -> Backend:
-        """Where the remote workers live. Raises ConfigError where there is none."""
+        """The backend of the remote workers. Raises ConfigError if the group has none."""
         return self.runners.backend
 
     @property
@@ -238,7 +238,7 @@ class EnvRunnerGroup:
         self._pushes = {i: runners.call(i, "take_weights", *synced) for i in runners.alive}
 
     def stop(self) -> None:
-        """Ends the runners, and what the backend started. A second call does nothing."""
+        """Ends the runners, and all that the backend started. A second call does nothing."""
         if self._local is not None:
             self._local.close()
         if self._runners is not None:
@@ -270,7 +270,7 @@ class EnvRunnerGroup:
         runners.collect(pushed)
 
     def _lost(self, i: int) -> None:
-        """Forgets what a lost runner owed."""
+        """Drops the requests to a lost runner."""
         for call in [call for call, j in self._in_flight.items() if j == i]:
             del self._in_flight[call]
         self._pushes.pop(i, None)
@@ -285,7 +285,7 @@ class EnvRunnerGroup:
 
     @property
     def _whole(self) -> Fragments:
-        """What joins fragments, made with the local worker's agents."""
+        """Joins fragments; made with the local worker's agents."""
         if self._fragments is None:
             acting, _ = self._plans[0].acting(self.fragment, self.local_worker.policy)
             self._fragments = Fragments(acting, len(self._asked))

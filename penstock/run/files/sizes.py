@@ -22,7 +22,7 @@ from penstock.run.files.stored import StoredConfig
 
 _SPARE_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 12
-"""What an environment takes at least."""
+"""Least memory of an environment, in bytes."""
 _PER_CORE = 64
 """Most processes or threads for a core."""
 _CALLS, _CALLS_EACH = 2_000, 200

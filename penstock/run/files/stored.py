@@ -24,11 +24,12 @@ from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remembe
 
 CONFIG, META = "config.json", "meta.json"
 FORMAT = 2
-"""Of a run directory, in its config.json and in each checkpoint; runs of 1 had pickles, or no number at all."""
+"""Format number of a run directory, in config.json and in each checkpoint; runs of format 1 had pickles, or no
+number."""
 _GOES_ON_WITH_OLDER = "6849b51"
 """The last commit that reads format 1."""
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
-"""What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
+"""Files of a run directory that penstock reads and writes, besides its lock and TensorBoard's events."""
 _DROPPED = (
     "env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_mask", "env_state",
     "env_options",
@@ -49,16 +50,16 @@ class StoredConfig:
     plain: dict[str, Any]
     """The experiment as `to_plain` returned it."""
     spec: Specs
-    """Of one policy, or of each of several by id."""
+    """EnvSpec of one policy, or of each of several by id."""
     digest: str
     """sha256 of the file."""
     trusted: bool
-    """What it names may be imported and called."""
+    """True: code that the run names may be imported and called."""
 
     def algorithm(self, again: Again = NOTHING) -> Any:
-        """The algorithm's settings, with what is given again. Raises CheckpointError unless trusted.
+        """The algorithm's settings, with the arguments given again. Raises CheckpointError unless trusted.
 
-        Who plays whom is left out where it was not stored, as the policies have their ids anyway.
+        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway.
         """
         from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
 
@@ -86,10 +87,10 @@ class StoredConfig:
             return self._experiment(plain, Again(env, eval_env=env), files=False)
 
     def to_resume(self, again: Again = NOTHING) -> Experiment:
-        """The whole experiment, with what is given again in place of what could not be stored.
+        """The full experiment, with the arguments given again for those that could not be stored.
 
-        An EnvConfig stands for wrappers and keyword arguments as well. Raises ConfigError for what differs from what
-        was stored.
+        An EnvConfig replaces wrappers and keyword arguments as well. Raises ConfigError for an argument that differs
+        from the stored one.
         """
         with undamaged(self.path), named(self.path):
             again.require_same(self.plain)
@@ -181,7 +182,7 @@ def require_format(file: Path, found: object) -> None:
     """Raises CheckpointError if a file of a run is not of the format that this version reads.
 
     Args:
-        found: the number in it, None where there is none.
+        found: the number in it, None without one.
     """
     if type(found) is int and found > FORMAT:
         raise CheckpointError(f"{file} has format {found}; this penstock reads format {FORMAT}: install a newer one")
@@ -261,7 +262,7 @@ def _compare(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Of the content, however the text is laid out."""
+    """Digest of the content, independent of the layout of the text."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

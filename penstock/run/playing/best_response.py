@@ -1,13 +1,13 @@
-"""Exact exploitability: what a player gains who knows a policy, by a walk over every position of a small game.
+"""Exact exploitability: the gain of a best response to a policy, by a walk over every position of a small game.
 
 The best response to a policy knows how it moves, and no more of the game than the agent whose place it takes: it
 chooses by the observations and rewards of that agent so far. Positions that the agent cannot tell apart are walked
-together, each with its chance (a belief); beliefs that are equal are walked once, whatever led to them.
+together, each with its chance (a belief); equal beliefs are walked once.
 
-Exploitability is the mean over the agents of what the best response gains there beyond the policy itself while the
-policy plays all others: NashConv / n (Lanctot et al. 2017, "A unified game-theoretic approach to multiagent
-reinforcement learning", section 2). Of two players whose gains add up to 0 it is OpenSpiel's `exploitability`. At 0
-nobody gains by playing otherwise.
+Exploitability is the mean, over the agents, of the best response's gain over the policy in that agent's place, while
+the policy plays all others: NashConv / n (Lanctot et al. 2017, "A unified game-theoretic approach to multiagent
+reinforcement learning", section 2). In a zero-sum game of two it is OpenSpiel's `exploitability`. At 0 no agent gains
+by another policy.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ TRAINED = "train an exploiter instead: --exploit-steps 100000"
 
 
 class Exploitability(NamedTuple):
-    """Mean undiscounted returns in place of each agent, where the policy plays all others."""
+    """Mean undiscounted returns in each agent's place, where the policy plays all others."""
 
     agents: tuple[str, ...]
     best: tuple[float, ...]
-    """Mean return of the best response, or of a trained exploiter, in place of each agent."""
+    """Mean return of the best response, or of a trained exploiter, in each agent's place."""
     own: tuple[float, ...]
     """Mean return of the policy itself in that place."""
 
@@ -108,7 +108,7 @@ def exploitability(
 
 
 class _Player:
-    """The moves of one agent by what it is shown, and their chances."""
+    """The moves of one agent and their chances, by observation."""
 
     def __init__(self, name: str, agent: Agent, spec: EnvSpec, deterministic: bool) -> None:
         if not isinstance(spec.action, LeafSpec) or spec.action.kind != "discrete":
@@ -166,7 +166,7 @@ class _Values(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What may come of a move: the return until the agent's next turn, and its position there."""
+    """Outcome of a move: the return until the agent's next turn, and its position there."""
 
     chance: float
     earned: float
@@ -204,7 +204,7 @@ class _Walk:
         return _bytes(obs), *rest
 
     def values(self, agent: str, seeds: Sequence[int]) -> _Values:
-        """The mean returns in place of an agent."""
+        """The mean returns in an agent's place."""
         self._agent, self._tried = agent, 0
         self._known.clear()
         outcomes: list[_Outcome] = []
@@ -276,7 +276,7 @@ class _Walk:
         outcomes.append(_Outcome(chance, earned))
 
     def _turn(self, env: Any) -> tuple[Tree, float, str, bool]:
-        """What the agent whose turn it is is shown and has earned since its last one, its name, and if it has ended."""
+        """The agent to act: its observation, reward since its last turn, name, and whether it has ended."""
         agent = env.agent_selection
         obs, reward, terminated, truncated, info = env.last()
         ended = bool(terminated or truncated)

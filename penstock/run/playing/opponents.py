@@ -108,7 +108,7 @@ class Deterministic(Agent):
 
 
 def placed(agent: Agent, spec: EnvSpec) -> Agent:
-    """A copy that plays other seats than it was trained in, which say nothing of what it sees."""
+    """A copy that plays other seats than in training, which do not affect its observations."""
     found = copy.deepcopy(agent)
     found.spec = spec
     return found

@@ -52,7 +52,7 @@ class Curve:
 def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     """The curve of a run, and behind it those of its policies if it has several; [] if no row holds the metric.
 
-    Of policy `a` the metric `rollout/ep_rew_mean` is `rollout/a/ep_rew_mean`. The `rollout` metrics of a run that
+    For policy `a` the metric `rollout/ep_rew_mean` is `rollout/a/ep_rew_mean`. The `rollout` metrics of a run that
     learns from a dataset are those of the data; its own curve is the same quantity in its evaluations, if they have it.
     """
     of, rows = identify(run_dir), read_metrics(run_dir)

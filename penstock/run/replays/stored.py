@@ -213,7 +213,7 @@ def whole_episodes(replay: StoredReplay) -> list[tuple[int, int, int]]:
         row = np.arange(len(first))
         opened = np.maximum.accumulate(np.where(first, row, -1))
         over = valid & (terminated | truncated)
-        # What was lost, or ended before, between an episode's first row and each row.
+        # Rows lost, or ended before, between an episode's first row and each row.
         breaks = np.concatenate([[0], np.cumsum(~valid | over)])
         whole = np.flatnonzero(over & (opened >= 0) & (breaks[row] == breaks[opened]))
         found += [(b, start + int(opened[last]), start + int(last) + 1) for last in whole]

@@ -39,13 +39,13 @@ class Account(Protocol):
 
 
 class LogAccount:
-    """The account of environments of many agents, whose pool keeps sums, log and journal itself."""
+    """The account of environments of many agents; their pool keeps sums, log and journal itself."""
 
     def __init__(self, seating: Seating, B: int) -> None:
         self._seating, self._B = seating, B
 
     def attach(self, batches: Sequence[SampleBatch]) -> None:
-        """Does nothing: rows of a batch do not tell which agents they are of."""
+        """Does nothing: the rows of a batch do not tell their agents."""
 
     def begin(self, pool: Source, buffer: int) -> None:
         """Does nothing: the pool counts from the first reset on."""

@@ -1,4 +1,4 @@
-"""Evaluation: what is asked of a sampler that plays whole episodes, and the method by which users ask it."""
+"""Evaluation: the request to a sampler to play whole episodes, and the method by which users make it."""
 
 from __future__ import annotations
 

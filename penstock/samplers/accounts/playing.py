@@ -28,7 +28,7 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """No slot gets on: each has played its episodes, or its open one was cut and might never end."""
+        """True once every slot has played its episodes, or its open episode was cut and might never end."""
         cut = self._stats.length >= self._max_steps
         return all(stuck or not n for stuck, n in zip(cut.tolist(), self.left))
 
@@ -44,7 +44,7 @@ class Play:
 
 
 class LogPlay:
-    """The same of environments of many agents, whose pool cuts long episodes itself and logs them."""
+    """The same for environments of many agents; their pool cuts long episodes itself and logs them."""
 
     def __init__(self, pool: EvaluationSource, counts: list[int], seating: Seating) -> None:
         self._pool, self._counts, self._seating = pool, counts, seating

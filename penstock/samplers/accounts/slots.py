@@ -68,7 +68,7 @@ class ReportedKeys:
         return self._missing != set()
 
     def look(self, keys: Iterable[str], silent: Callable[[str], bool], ended: int) -> None:
-        """Takes a batch in which so many episodes ended; `silent(key)`: no row of it reports the key."""
+        """Takes a batch in which this many episodes ended; `silent(key)`: True if no row of it reports the key."""
         missing = set(keys) - _OPTIONAL if self._missing is None else self._missing
         self._missing = {key for key in missing if silent(key)}
         self._ended += ended
@@ -147,7 +147,7 @@ class EpisodeStats:
         return finished
 
     def _extend(self, batch: SampleBatch) -> None:
-        """Adds T rows in which no episode opens or ends. Sums of several such batches are made at once."""
+        """Adds T rows in which no episode opens or ends. Several batches of this kind are summed at once."""
         reward = batch.reward.copy()
         if self._unsummed and self._unsummed[0].shape != reward.shape:
             self._sum_up()
@@ -295,7 +295,7 @@ class Journal:
         return [{"known": x is not None, **(OpenEpisode(None) if x is None else x)._asdict()} for x in found]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of what follows."""
+        """Inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of the rows that follow."""
         self._known = np.array([slot["known"] for slot in state], bool)
         self._set([slot["actions"] for slot in state])
         lengths = self._rows - self._opened

@@ -135,7 +135,7 @@ class RunnersLive(Evaluates):
 class RoundsLive(RunnersLive):
     """Batch k is fragment k of every runner, side by side; it starts when training on batch k - 1 - depth is finished.
 
-    It acts with the parameters of version k - depth (0 at first), as of an AsyncSampler with `weights="exact"`.
+    It acts with the parameters of version k - depth (0 at first), like an AsyncSampler with `weights="exact"`.
     """
 
     def __init__(self, settings: RunnerSampler, config: EnvConfig, seed: int, share: Share) -> None:
@@ -183,7 +183,7 @@ class RoundsLive(RunnersLive):
         return self._ahead.state_dict(inner, np.array(inner["pool"]["episode"], np.int64))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`, and of other samplers' of as many slots and the same depth."""
+        """Inverse of `state_dict`, and of that of other samplers with as many slots and the same depth."""
         self._acting()
         if state.get("released") == 0:
             return

@@ -25,7 +25,7 @@ from penstock.workers.shares import even_split
 
 @dataclass(frozen=True)
 class RunnerSampler(SamplerSettings):
-    """Settings of a sampler whose slots are played by `runners` actors, each with `inner` for its own."""
+    """Settings of a sampler with its slots in `runners` actors, each with `inner` for its own."""
 
     kept = ("depth",)
 
@@ -86,7 +86,7 @@ class RunnerSampler(SamplerSettings):
 
     @property
     def cores(self) -> int:
-        """Those of all runners, and one that trains meanwhile."""
+        """Cores for all runners, and one for the learner that trains meanwhile."""
         return 1 + self.runners * self.inner.cores
 
     def sized(self, spec: BatchSpec) -> RunnerSampler:
@@ -160,5 +160,5 @@ class RunnerSampler(SamplerSettings):
         return 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)
 
     def _specs(self, config: EnvConfig, seed: int) -> Iterable[EnvSpec]:
-        """Those of an environment that no `Plan` has looked at yet."""
+        """Specs of an environment that no `Plan` has checked yet."""
         return config.seating.specs if config.seating else [check_apart(config, seed, self.inner).spec]

@@ -1,4 +1,4 @@
-"""The account of slots whose batches are tensors: summed on their device, so that only finished episodes leave it."""
+"""The account of slots with tensor batches: summed on their device, so that only finished episodes leave it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TensorStats:
 
 
 class TensorAccount:
-    """The account of B slots whose batches are tensors; it keeps no journal, since nothing can be replayed."""
+    """The account of B slots with tensor batches; it keeps no journal, since nothing can be replayed."""
 
     def __init__(self, B: int, discount: float, device: torch.device) -> None:
         self._B, self._stats = B, TensorStats(B, discount, device)

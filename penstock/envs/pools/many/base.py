@@ -1,4 +1,4 @@
-"""What pools of environments of many agents have in common, whether their agents act at once or in turn."""
+"""Base of the pools of environments of many agents, which act at once or in turn."""
 
 from __future__ import annotations
 
