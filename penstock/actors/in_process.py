@@ -38,7 +38,7 @@ class Done:
 
 
 class InProcess:
-    """Backend whose calls are carried out when they are sent, one after the other.
+    """Backend that carries out calls when they are sent, one after the other.
 
     A runner that hangs hangs the sender, and one that crashes takes it along; its other errors are those of the other
     backends. Arguments and results are handed over as they are, without a copy.

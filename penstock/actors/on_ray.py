@@ -41,7 +41,7 @@ def place_runners(strategy: Any) -> None:
 
 
 class Ray:
-    """Backend whose runners are actors; arguments and results are pickled both ways among nodes that trust each other.
+    """Backend with Ray actors as runners; nodes trust each other, and pickle arguments and results.
 
     Args:
         address: see `start_ray`.

@@ -28,7 +28,7 @@ _LOOK_S = 0.5
 
 
 class Processes:
-    """Backend whose runners are processes of one thread, which Ctrl-C does not reach.
+    """Backend with single-threaded processes as runners, which Ctrl-C does not reach.
 
     Calls travel pickled from here to them; answers come back as plain data, which is never unpickled: nested dicts,
     lists, tuples, numbers, text, bytes, None and arrays of numbers. What runners print is kept from the terminal; its

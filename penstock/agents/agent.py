@@ -110,10 +110,10 @@ class Agent(nn.Module):
         return batch.terminal(self.preparation.net.terminal_info)
 
     def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
-        """Modules, by name, whose gradients are scaled down to `max_grad_norm` by a norm of their own.
+        """Norm groups: modules, by name, each with gradients scaled down to `max_grad_norm` by their own norm.
 
-        For networks that share nothing, as a separate actor and critic: by one norm, the larger gradient would leave
-        the other nothing. Parameters outside of them have one norm together.
+        For networks that share nothing, such as separate actor and critic: with one norm the larger gradient would
+        scale the other to almost 0. All other parameters have one norm together.
         """
         return {}
 

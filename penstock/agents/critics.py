@@ -120,7 +120,7 @@ class _Stack(torch.autograd.Function):
         found = [w.new_empty(shape) for w in weights for shape in (w.shape, (len(w), 1, w.shape[2]))]
         for_x: Tensor | None = None
         networks = list(zip(_networks(weights), _networks(found), upstream[0].unbind(0)))
-        for k in reversed(range(len(networks))):  # what the last one holds may still be in the cache
+        for k in reversed(range(len(networks))):  # the last network's data may still be in the cache
             network, own, gradient = networks[k]
             inputs = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]]
             for i in reversed(range(layers)):

@@ -94,7 +94,7 @@ class SumMixer(nn.Module):
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX's: Q_tot [N] of q [N, K] by a layer of `hidden` elu units, whose weights hypernetworks make from the state.
+    """QMIX's mixer: Q_tot [N] of q [N, K] by a layer of `hidden` elu units; hypernetworks make weights from the state.
 
     Weights are absolute values, so Q_tot rises with each agent's Q; biases may have any sign, and the last one is a
     network of two layers (Rashid et al. 2018, section 4 and figure 2).

@@ -165,7 +165,7 @@ def _from(least: int, text: str) -> int:
 
 
 def import_modules(modules: Sequence[str], words: Any = (), runs: Sequence[str] = (), trust: bool = False) -> None:
-    """Imports packages that register environments. What was typed may lie in the current folder; see `search_here`.
+    """Imports packages that register environments, also from the current folder if typed; see `search_here`.
 
     Args:
         words: further typed values, in nested lists and mappings, some of which may be `module:NAME`.

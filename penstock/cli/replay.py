@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("action", choices=("info", "export"), help="print a summary, or write a copy")
     parser.add_argument("path", metavar="PATH", help="run directory, or checkpoint directory")
     parser.add_argument("--which", default="last", help="checkpoint of a run: last, best, or a step (default last)")
-    parser.add_argument("--policy", metavar="ID", help="of a run with several policies the one whose replay it is")
+    parser.add_argument("--policy", metavar="ID", help="policy of the replay, in a run with several")
     parser.add_argument(
         "--to", metavar="FILE.npz|DIR", help="where to export to: the rows into a new FILE.npz, the episodes into DIR"
     )

@@ -1,4 +1,4 @@
-"""Arrays larger than memory: mapped from files, and copied in chunks whose mapped pages are dropped after use."""
+"""Arrays larger than memory: mapped from files, and copied in chunks; mapped pages are dropped after use."""
 
 from __future__ import annotations
 

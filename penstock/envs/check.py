@@ -66,7 +66,7 @@ class EnvReport:
     note: str = ""
     """Remark for the first lines of a run: how actions are masked by the environment's `action_masks()`, or ""."""
     warning: str = ""
-    """Warning about wrappers whose running statistics no checkpoint and no evaluation has; may be ""."""
+    """Warning about wrappers with running statistics, which neither checkpoints nor evaluations have; may be ""."""
 
 
 @dataclass

@@ -299,7 +299,7 @@ def _with_options(call: Callable[..., Any], options: Mapping[str, Any]) -> Calla
 
 
 def copy_obs(env: Any) -> Any:
-    """The environment of many agents itself, whose observations are copies from now on.
+    """The environment of many agents itself, changed to return copies of observations.
 
     For one that changes an observation after it was returned, such as SuperSuit's frame_stack_v1.
     """

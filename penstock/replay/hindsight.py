@@ -1,4 +1,4 @@
-"""The view in hindsight: transitions whose goal is replaced by one that was reached later in the episode."""
+"""The hindsight view: transitions with their goal replaced by one that was reached later in the episode."""
 
 from __future__ import annotations
 

@@ -128,12 +128,12 @@ class Storage:
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest row whose observation can be read."""
+        """Number of the oldest row with a readable observation."""
         return self.tail + self.history if self.tail else 0
 
     @property
     def zeros(self) -> list[bool | None]:
-        """Of each observation kept frame by frame, whether frames before an episode are zeros; None: not known yet."""
+        """For each observation kept frame by frame: True if frames before an episode are zeros; None: not known yet."""
         return [column.zeros for column in self._obs.values() if isinstance(column, FrameColumn)]
 
     @zeros.setter
@@ -303,7 +303,7 @@ class Storage:
         return head > 0 and all(column.goes_on(head, x[0], valid[0]) for column, x in zip(self._inputs, leaves))
 
     def _leaves(self, batch: SampleBatch) -> list[Array]:
-        """What is written into `_inputs`, in their order."""
+        """Values to write into `_inputs`, in their order."""
         obs = tree_leaves(batch.obs) if self._obs else []
         return [*obs, *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
 

@@ -190,7 +190,7 @@ def open_policy(
 
     Args:
         env: the environment again, where it could not be stored (a lambda), or another one.
-        trust: what the run names may be imported and called.
+        trust: allow importing and calling code that the run names.
     """
     stored = read_config(run_dir, trust)
     exp = stored.to_play(env)

@@ -137,7 +137,7 @@ class Run:
         self._result: Result | None = None
         self._signal: int | None = None
         self._unsaved: list[str] = []  # why checkpoints were not written
-        self._told: set[str] = set()  # what is said once
+        self._told: set[str] = set()  # messages shown once
         self._restarts = Restarts()
         self._open: Handed | None = None
         self._phase = _Phase.NEW
@@ -156,7 +156,7 @@ class Run:
             config, run_dir = trainer.exp.run, self.run_dir
             self._each: list[Callable[[Iteration], Any]] = [] if config.each is None else [import_object(config.each)]
             stack.callback(self._summarize)
-            # What a pending iteration has logged already is cut as well: it is evaluated and logged again.
+            # Rows that a pending iteration has logged already are cut too: it is evaluated and logged again.
             known_steps = trainer.env_steps - bool(trainer.pending)
             self._log = MetricsLog(run_dir, known_steps if self._resumed else None, config.tensorboard)
             stack.callback(lambda: self._log.close())  # another one after a restart

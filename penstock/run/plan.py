@@ -37,7 +37,7 @@ _MADE_BY = "made by"
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment whose sampler is chosen, and whose environments are checked and seated; it can be pickled.
+    """An experiment with its sampler chosen and its environments checked and seated; it can be pickled.
 
     A Trainer, learner or runner that is given a plan does not check the environments again. A runner makes its sampler
     from it, like from any `Maker`.
@@ -150,7 +150,7 @@ class Plan:
         return Evaluator(self.eval_env, self.seed, self.sampler.spec.B)
 
     def make(self) -> LiveSampler:
-        """The live sampler of one runner, whose activity another process can read."""
+        """The live sampler of one runner, with activity that another process can read."""
         return SamplerShare(self.sampler, self.env, self.seed, self.share).make()
 
     def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[Installed, dict[str, Any]]:
@@ -252,7 +252,7 @@ def _check_stale(algo: Any, settings: SamplerSettings, policy: Policy) -> None:
 
 
 def _check_whole(settings: SamplerSettings) -> None:
-    """Raises ConfigError for a sampler whose batches do not go on where the one before has ended."""
+    """Raises ConfigError for a sampler with batches that do not continue the one before."""
     if settings.mode == "ready":
         raise ConfigError(
             "min_rows keeps rows of slots that follow each other from one batch to the next, and sampler.mode='ready' "

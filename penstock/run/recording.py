@@ -51,7 +51,7 @@ class Recording:
     path: Path
     env: str
     checkpoint: int
-    """Step of the checkpoint whose policy played."""
+    """Step of the checkpoint that played."""
     returns: np.ndarray[Any, np.dtype[np.float64]]
     """[E] float64, undiscounted returns of the episodes added, in the order in which they ended."""
     steps: int

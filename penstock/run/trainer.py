@@ -90,7 +90,8 @@ class Trainer:
         self.episodes = Episodes()
         """Those that ended in the last iteration."""
         self.pending: ResultDict = {}
-        """Metrics of an iteration whose evaluation a signal cut short; the resumed run evaluates and logs them."""
+        """Metrics of an iteration with an evaluation that a signal cut short; the resumed run evaluates and logs
+        them."""
         self.finished = False
         """True if the run has ended, final evaluation included; stored in the checkpoint for `resume`."""
         self.recent = Episodes()

@@ -33,7 +33,7 @@ class Decision:
     goal: int | None
     """The next milestone; None: it ends here."""
     copy_of: Trial | None = None
-    """The trial whose state it goes on from."""
+    """The trial with the state that it continues from."""
     values: dict[str, Any] | None = None
     """The settings that it then has."""
 

@@ -17,7 +17,7 @@ from penstock.studies.trial import Run, Trial
 
 Mode = Literal["max", "min"]
 GRID = "grid"
-"""The `suggest` of a sweep, whose trials are the points of its space."""
+"""The `suggest` of a sweep, where trials are the points of the space."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Dimension:
         return right and self.low <= value <= self.high
 
     def ends(self) -> Sequence[Any]:
-        """The values whose limits are those of all: both ends, or every choice."""
+        """The values that decide if all are within limits: both ends, or every choice."""
         if self.kind == "choice":
             return self.choices
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
@@ -280,5 +280,5 @@ def _value(text: str) -> Any:
 
 
 def as_tuples(value: Any) -> Any:
-    """A value from JSON, whose lists are tuples again."""
+    """A value from JSON, with lists turned into tuples."""
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value

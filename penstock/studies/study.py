@@ -53,7 +53,7 @@ from penstock.studies.trial import (
 )
 
 STEPS_METRIC = "time/total_timesteps"
-"""The metric whose stop rule ends a run at a milestone."""
+"""The metric with the stop rule that ends a run at a milestone."""
 _TRANSIENT = (1, errors.EnvWorkerError.exit_code, errors.LearnerLostError.exit_code)
 """Exit codes after which another attempt may succeed: unknown, of the environment or a rank; as after a signal."""
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "free some space")
@@ -411,7 +411,7 @@ def open_study(folder: Path, trust: bool = False, **given: Any) -> Study:
     """The study of a directory, to go on with.
 
     Args:
-        trust: the study may be a stranger's, whose code is imported and called. given: `retries` and `confirm`.
+        trust: allow importing and calling code that the study names. given: `retries` and `confirm`.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is not trusted.

@@ -73,7 +73,7 @@ class Confirmation:
     run: Run
     score: float | None = None
     of: str = ""
-    """The run whose settings it trains, which were the best."""
+    """The run with the best settings, which this run trains."""
     failures: int = 0
     """Attempts that failed and were begun again."""
     reason: str = ""

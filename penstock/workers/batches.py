@@ -36,7 +36,7 @@ class SharedBatches:
         self.current = self.previous = -1
         """Numbers of the buffer that is being written, and of the one before."""
         self.owed: set[int] = set()
-        """Parts whose rows of the current batch are not whole."""
+        """Parts with incomplete rows in the current batch."""
         self._edge: list[dict[str, Tree]] = []
         self._ledger, self._left = ledger, ledger[:, 1].copy()
 
@@ -87,7 +87,7 @@ class SharedBatches:
         return lost
 
     def _ended(self, slots: slice) -> Ints:
-        """[n] int64: episodes of each of these slots whose ends are in the current batch."""
+        """[n] int64: number of episodes of each of these slots that end in the current batch."""
         if self._account is not None:
             return self._account.log.count[slots]
         (batch,) = self.buffers[self.current]

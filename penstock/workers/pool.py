@@ -1,4 +1,4 @@
-"""An EnvPool whose slots are stepped by worker processes, straight into the batch in shared memory.
+"""An EnvPool with worker processes that step its slots, straight into the batch in shared memory.
 
 Each worker owns some slots of every part, so that it steps one part while another is served. A part has a group for
 each policy, and steps once all of them are served. Rows are handed over by counters: the learner writes the actions of

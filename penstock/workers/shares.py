@@ -1,4 +1,4 @@
-"""Shares of a batch: the columns of each worker, and the invalidation of those whose worker died."""
+"""Shares of a batch: the columns of each worker, and invalidating those of a worker that died."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
 
 
 def cut_turns(batch: SampleBatch, slots: slice, null_action: Tree) -> int:
-    """Invalidates what follows the last whole row of each of these columns, whose rows are turns.
+    """Invalidates the rows after the last complete row of each of these columns of turns.
 
     Returns:
         the number of rows that were begun and are lost.
@@ -116,7 +116,7 @@ def cut_turns(batch: SampleBatch, slots: slice, null_action: Tree) -> int:
 
 
 def mark_ends(batch: SampleBatch, slots: slice) -> None:
-    """Makes the rows valid in which agents ended, of columns whose rows are turns."""
+    """Makes the rows valid in which agents ended, in columns of turns."""
     batch.valid[:, slots] |= batch.terminated[:, slots] | batch.truncated[:, slots]
 
 

@@ -342,7 +342,7 @@ class Workers:
         self._replace(worker, fault)
 
     def condemn(self, w: int, message: str) -> None:
-        """Replaces a worker whose environment broke the contract in a row that was found bad only afterwards."""
+        """Replaces a worker with an environment that broke the contract in a row checked only afterwards."""
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 
     def _replace(self, worker: WorkerProcess, fault: Fault) -> None:

@@ -243,7 +243,7 @@ def require_next_step(sampler: Any) -> None:
 
 
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
-    """Settings whose factory is asked for `num_envs` environments, if it can be asked.
+    """Settings with a factory that is called for `num_envs` environments, if it takes the argument.
 
     It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was
     given and is not `B`, that of all groups together, stays.

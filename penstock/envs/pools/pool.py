@@ -52,7 +52,7 @@ class PoolState:
     tick: int = 0
     """Steps since the pool's first batch."""
     restarts: int = 0
-    """How often a native pool, whose episodes cannot be restored, began anew."""
+    """Number of restarts of a native pool, which cannot restore its episodes."""
     faults: dict[str, int] = field(default_factory=dict[str, int])
     """Faults of worker processes by kind since the run began."""
 

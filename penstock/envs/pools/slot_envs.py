@@ -97,7 +97,7 @@ class SlotEnvs:
         )
 
     def set_state(self, state: PoolState, lost: Sequence[int] = ()) -> None:
-        """Goes on where a pool was whose state this is, but for `lost` environments, which reset next."""
+        """Resumes from the state of a pool; `lost` environments reset next."""
         self.episode, self.began, self.idle = list(state.episode), list(state.began), list(state.idle)
         self.over = [ended or e in lost for e, ended in enumerate(state.ended)]
         self.left = [math.inf if left is None else left for left in state.left]
@@ -106,7 +106,7 @@ class SlotEnvs:
         self._record()
 
     def take_over(self) -> None:
-        """Goes on from the ledger of a pool whose worker died: every environment resets into its next episode."""
+        """Resumes from the ledger after a worker died: every environment resets into its next episode."""
         self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
         self.left = [math.inf if n < 0 else n for n in left]
         self.over = [True] * len(self.envs)

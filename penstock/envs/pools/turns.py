@@ -35,7 +35,7 @@ from penstock.envs.pools.values import obs_writer, write_tree
 class TurnPool(AgentsPool):
     """In a sweep every environment that is not out of room takes one turn.
 
-    An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
+    An environment is out of room if the agent to act has no row left; it goes on in the next batch.
 
     Raises:
         ConfigError: `reset="batch_end"` or random first steps, which are of lockstep.
@@ -70,7 +70,8 @@ class TurnPool(AgentsPool):
         self.there = there = TurnEnvs(self.host, self.account, self.settings.journal_steps)
         self.host.step_of = lambda e: there.moves[e]
         self._waiting: list[Column | None] = [None] * E
-        """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""
+        """Column with a turn that waits for an action; None if the environment is out of room or has no episode
+        left."""
         self._pending: list[tuple[Ints, Ints] | None] = [None] * len(self.seats)
         """By policy what `pending` returns, once it has been asked since the last sweep."""
         self._turn: list[tuple[str, Player, Any] | None] = [None] * E

@@ -253,9 +253,9 @@ class LatePay(TurnToy):
 
 
 class Nim(TurnToy):
-    """Two agents take 1 to 3 of `stones` in turn; who takes the last one wins 1, the other loses 1.
+    """Two agents take 1 to 3 of `stones` in turn; the agent that takes the last one wins 1, the other loses 1.
 
-    Whoever moves wins against any play if the number is not a multiple of 4. The mask shows the legal moves.
+    The agent to move can win against any play if the number is not a multiple of 4. The mask shows the legal moves.
     """
 
     def __init__(self, stones: int = 10) -> None:

@@ -30,7 +30,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Start:
-    """Networks and normalisers, and whose: of a whole run, or those of each policy that starts from another one."""
+    """Initial networks and normalisers: of a full run, or of each policy that starts from another one."""
 
     said: str
     """`init`, as it was given."""

@@ -153,7 +153,7 @@ class EnvRunnerGroup:
         """One fragment of every remote worker, side by side; without remote workers one of the local worker.
 
         The batch always has the columns of all slots. A runner that is lost or late is named in a warning and counted
-        in `faults`; its columns are `valid=False` until its successor has come up, whose slots begin with a reset.
+        in `faults`; its columns are `valid=False` until its successor is up, which begins with a reset of all slots.
         """
         if self._runners is None:
             return self.local_worker.sample()

@@ -165,7 +165,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
 def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
     """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it.
 
-    A folder whose name a terminal would obey is refused as well, since results show it.
+    A folder name with terminal control characters is refused too, since results show it.
     """
     if has_controls(run_dir):
         raise CheckpointError(f"{str(run_dir)!r} has control characters in its name; rename that folder")

@@ -82,7 +82,7 @@ def address_of() -> str:
 
 
 class RayStore(Store):
-    """A store of torch.distributed whose keys lie in the cluster's control service.
+    """A store of torch.distributed with its keys in the cluster's control service.
 
     Args:
         name: of the meeting; keys of several do not meet.

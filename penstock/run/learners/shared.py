@@ -26,8 +26,8 @@ _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
 
 
 def order_of_ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:
-    """Sort keys [E] that order episodes as a single learner would: with many agents the first of each environment,
-    then the second, and so on; else the rows of their ends."""
+    """Sort keys [E] that order episodes as a single learner would: with many agents the first of each environment, then
+    the second, and so on; else the rows of their ends."""
     if isinstance(batch, MultiAgentBatch):
         slots = episodes.slot.tolist()
         return np.array([slots[:i].count(b) for i, b in enumerate(slots)], np.int64)

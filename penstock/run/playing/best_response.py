@@ -185,7 +185,7 @@ class _Walk:
         self._copies = Copies(name, TRAINED)
 
     def check_copies(self, seed: int) -> None:
-        """Raises ConfigError unless every move of an episode of first legal moves does to a copy what it does here."""
+        """Raises ConfigError unless each move of an episode of first legal moves has the same outcome in a copy."""
         env, moves = self._env, 0
         env.reset(seed=seed)
         while env.agents and moves < self._most:

@@ -43,7 +43,7 @@ def load_replay(run: str | Path, which: str = "last", *, policy: str | None = No
 
     Args:
         run: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
-        policy: id of the one whose replay it is, where a run has several.
+        policy: id of the replay's policy, if a run has several.
 
     Raises:
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.

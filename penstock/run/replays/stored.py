@@ -38,7 +38,7 @@ class StoredReplay:
     history: int
     """Earlier rows that a row's observation may need: one less than the frames of a stack, else 0."""
     policy: str = ""
-    """Id of the policy whose it is; "" where the run has one."""
+    """Id of the replay's policy; "" if the run has one."""
 
     @property
     def capacity(self) -> int:
@@ -88,7 +88,7 @@ def open_replay(path: Path | str, which: str = "last", policy: str | None = None
 
     Args:
         path: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
-        policy: id of the one whose replay it is, where a run has several.
+        policy: id of the replay's policy, if a run has several.
 
     Raises:
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.

@@ -261,7 +261,7 @@ class Journal:
         self._digest(views.row_0, [0] * self._B)
 
     def record(self, views: JournalViews) -> None:
-        """Adds the actions of a batch and forgets what no open episode needs."""
+        """Adds the actions of a batch and drops those that no open episode needs."""
         T, start = len(views.opens), self._rows
         self._rows += T
         since: list[int] | None = None

@@ -88,7 +88,7 @@ class _Place(NamedTuple):
 
 
 class Slots:
-    """Slots by number, whose actors and runs the kernel kills with the launcher, however it dies.
+    """Slots by number; the kernel kills their actors and runs with the launcher, however it dies.
 
     Args:
         machines: the part of this machine that each has; None: those of a node share its CPUs and GPUs out.
@@ -115,7 +115,7 @@ class Slots:
     def settle(run_dir: Path) -> None:
         """Waits until no run that an earlier launcher left holds the directory: it ends shortly after its launcher.
 
-        A run whose directory is still held after that says so itself.
+        A run that finds its directory still locked after that reports it itself.
         """
         until = time.monotonic() + _SETTLE_S
         while (run_dir / ".lock").exists() and time.monotonic() < until:
@@ -148,7 +148,7 @@ class Slots:
         return self._backend.result(call, _ANSWER_S)
 
     def replace(self, k: int, why: str) -> None:
-        """Starts a slot anew whose actor is gone."""
+        """Restarts a slot that has lost its actor."""
         print(f"penstock: slot {k + 1} is lost and started anew: {why.splitlines()[0]}", file=sys.stderr)
         self._backend.kill(self._actors[k])
         self._actors[k] = self._new(k)

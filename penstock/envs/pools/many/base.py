@@ -18,7 +18,7 @@ from penstock.envs.pools.values import action_reader
 
 
 class AgentsPool(EnvPool):
-    """An `EnvPool` of one group for each policy over environments of its own, whose episodes it keeps the account of.
+    """An `EnvPool` with one group for each policy, which owns its environments and accounts for their episodes.
 
     Args:
         config: with its seating. slots: numbers of the environments among those of all samplers of the run.

@@ -1,4 +1,4 @@
-"""The moves of an open episode whose agents take turns, in their order, and its replay in a resumed run."""
+"""The moves of an open turn-based episode, in order, and its replay in a resumed run."""
 
 from __future__ import annotations
 
