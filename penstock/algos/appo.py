@@ -25,7 +25,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
@@ -109,7 +109,7 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class APPO(InMinibatches):
+class APPO(MinibatchSettings):
     """Settings of APPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)

@@ -18,7 +18,7 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Rate, Unit, Weight
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: BC) -> TrainBatch:
@@ -40,7 +40,7 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class BC(InMinibatches):
+class BC(MinibatchSettings):
     """Settings of BC."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)

@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.policy import Policy
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
@@ -182,7 +182,7 @@ def _agent_with_multiplier(spec: EnvSpec, cfg: CQL) -> Agent:
 
 
 @dataclass(frozen=True)
-class CQL(FromReplay):
+class CQL(OffPolicySettings):
     """Settings of CQL."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)

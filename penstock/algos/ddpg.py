@@ -15,7 +15,7 @@ from penstock.core.limits import Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -70,7 +70,7 @@ def agent_fn(spec: EnvSpec, cfg: DDPG) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class DDPG(FromReplay):
+class DDPG(OffPolicySettings):
     """Settings of DDPG."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)

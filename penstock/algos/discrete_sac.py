@@ -20,7 +20,7 @@ from penstock.core.limits import Count, Positive, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -99,7 +99,7 @@ def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
 
 
 @dataclass(frozen=True)
-class DiscreteSAC(FromReplay):
+class DiscreteSAC(OffPolicySettings):
     """Settings of discrete SAC."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)

@@ -36,7 +36,7 @@ from penstock.core.spec import STATE_KEY, EnvSpec, describe
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 optimizer_fn = adam
 
@@ -152,7 +152,7 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
 
 
 @dataclass(frozen=True)
-class MAPPO(InMinibatches):
+class MAPPO(MinibatchSettings):
     """Settings of MAPPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)

@@ -23,7 +23,7 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.columns import batch_mean
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def agent_fn(spec: EnvSpec, settings: Any) -> Agent:
@@ -95,7 +95,7 @@ def _agent_with_norm(spec: EnvSpec, cfg: MARWIL) -> Agent:
 
 
 @dataclass(frozen=True)
-class MARWIL(InMinibatches):
+class MARWIL(MinibatchSettings):
     """Settings of MARWIL."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=_agent_with_norm)

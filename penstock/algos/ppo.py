@@ -19,7 +19,7 @@ from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -67,7 +67,7 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class PPO(InMinibatches):
+class PPO(MinibatchSettings):
     """Settings of PPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)

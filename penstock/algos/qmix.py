@@ -36,7 +36,7 @@ from penstock.core.spec import STATE_KEY, BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.lockstep import LockstepTransitions, TeamReward
 from penstock.replay.replay import Replay, ReplaySchedule
 
@@ -192,7 +192,7 @@ def agent_fn(spec: EnvSpec, cfg: QMIX) -> Agent:
 
 
 @dataclass(frozen=True)
-class QMIX(FromReplay):
+class QMIX(OffPolicySettings):
     """Settings of QMIX and VDN."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)

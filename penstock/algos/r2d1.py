@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
 from penstock.replay.storage import Storage
@@ -157,7 +157,7 @@ def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
 
 
 @dataclass(frozen=True)
-class R2D1(FromReplay):
+class R2D1(OffPolicySettings):
     """Settings of R2D1."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)

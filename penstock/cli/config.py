@@ -47,13 +47,13 @@ def experiment_from(
         ConfigError: no such file, a setting that is unknown or of the wrong type, or a TOML file that names code and is
             not trusted. CheckpointError: a damaged run, or one that is not trusted.
     """
-    from penstock.run.files.stored import CONFIG, Again, read_config, stored_modules  # it loads torch
+    from penstock.run.files.stored import CONFIG, Supplied, read_config, stored_modules  # it loads torch
 
     path = Path(path)
     if os.path.isdir(path) or path.name == CONFIG:
         run_dir = path if os.path.isdir(path) else path.parent
         search_here(stored_modules(run_dir, trust))
-        exp = read_config(run_dir, trust).to_resume(Again(env))
+        exp = read_config(run_dir, trust).to_resume(Supplied(env))
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":

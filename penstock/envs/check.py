@@ -22,6 +22,7 @@ from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.agent_observations import read_agents
 from penstock.envs.check_agents import check_agents
 from penstock.envs.closing import close_env
 from penstock.envs.conform.notes import mask_note, stateful_note
@@ -36,7 +37,6 @@ from penstock.envs.contract import (
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
 from penstock.envs.pettingzoo import is_agents_env
 from penstock.envs.seats import AgentSpecs
-from penstock.envs.shown import read_agents
 from penstock.envs.spaces import action_dtypes, env_spec
 
 _PRELUDE_STEPS = 3

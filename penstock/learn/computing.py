@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.algorithm import Loss
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, each
+from penstock.learn.policy_set import AnyPolicy, trained_policies
 
 Precision = Literal["float32", "bf16"]
 
@@ -40,7 +40,7 @@ def compute(policy: AnyPolicy, precision: Precision = "float32", compiled: bool 
         ConfigError: the processor has no bfloat16 products, or a recurrent policy is to be compiled.
     """
     compiler = Compiler()
-    for name, own in each(policy).items():
+    for name, own in trained_policies(policy).items():
         if compiled:
             if own.recurrent:
                 of = f" of policy {name!r}" if name else ""

@@ -12,10 +12,10 @@ from penstock.core.limits import check_settings
 from penstock.core.noise import policy_seed
 from penstock.core.protocols import require_call, require_members
 from penstock.core.spec import SHARED, BatchSpec, EnvSpec, Specs
+from penstock.envs.agent_observations import with_joint_state
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.seats import AgentSpecs, seat_agents
-from penstock.envs.shown import with_joint_state
 from penstock.learn.algorithm import Algorithm, batch_of
 from penstock.learn.policy_set import PolicySet
 

@@ -41,7 +41,7 @@ from penstock.learn.optimizers import (
     sizes_of,
 )
 from penstock.learn.predict import predict
-from penstock.learn.reduction import Reduction, check_alike
+from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
@@ -294,7 +294,7 @@ class Policy:
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, None, groups)
         else:
             assert self.columns is not None
-            whole = Reduction(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
+            whole = GradientAllReduce(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, whole, groups)
             if (loss := judged(whole.loss)).stop:
                 return loss

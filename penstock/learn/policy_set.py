@@ -338,7 +338,7 @@ def by_id(policy: AnyPolicy) -> Mapping[str, Policy]:
     return policy if isinstance(policy, PolicySet) else {SHARED: policy}
 
 
-def each(policy: AnyPolicy) -> Mapping[str, Policy]:
+def trained_policies(policy: AnyPolicy) -> Mapping[str, Policy]:
     """Those that learn, by id; a Policy alone has the id ""."""
     return policy.trained if isinstance(policy, PolicySet) else {"": policy}
 

@@ -1,4 +1,4 @@
-"""Reduction: the gradient step of several learners made one, by one all-reduce between gradients and norm."""
+"""GradientAllReduce: the gradient step of several learners made one, by one all-reduce between gradients and norm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.learn.comm import Comm
 from penstock.learn.optimizers import Gradients
 
 
-class Reduction:
+class GradientAllReduce:
     """Turns gradients, loss and metrics of each rank's share of a minibatch into those of the full minibatch.
 
     One flat tensor holds them all, weighted by the rows of the share and followed by their number. So the result is the

@@ -110,7 +110,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class InMinibatches(Settings):
+class MinibatchSettings(Settings):
     """Settings of algorithms that pass over each batch in shuffled minibatches."""
 
     epochs: Count = 10
@@ -126,7 +126,7 @@ class InMinibatches(Settings):
 
 
 @dataclass(frozen=True)
-class FromReplay(Settings):
+class OffPolicySettings(Settings):
     """Settings of algorithms that learn from samples of replay."""
 
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)

@@ -18,10 +18,10 @@ from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
-from penstock.run.entry import begun, reopened
+from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
-from penstock.run.files.stored import Again
+from penstock.run.files.stored import Supplied
 from penstock.run.iteration import Handed, Iteration
 from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
@@ -111,7 +111,7 @@ class Run:
     """
 
     def __init__(self, exp: Experiment, init: Init | None = None, *, trust: bool = False) -> None:
-        self._prepare(begun(exp, init, trust), resumed=False)
+        self._prepare(new_run(exp, init, trust), resumed=False)
 
     @classmethod
     def resume(
@@ -126,9 +126,9 @@ class Run:
         trust: bool = False,
     ) -> Run:
         """The run of a directory again, from its newest good checkpoint; arguments and errors as in `ps.resume`."""
-        again = Again(env, agent, eval_env, policy_mapping_fn)
+        again = Supplied(env, agent, eval_env, policy_mapping_fn)
         run = cls.__new__(cls)
-        run._prepare(reopened(Path(run_dir), changes, again, trust), resumed=True)
+        run._prepare(resumed_run(Path(run_dir), changes, again, trust), resumed=True)
         return run
 
     def _prepare(self, opening: contextlib.AbstractContextManager[Trainer], resumed: bool) -> None:

@@ -18,13 +18,13 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, each
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, trained_policies
 from penstock.processes.forking import end_ahead
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, check_fits
-from penstock.samplers.installed import Installed
+from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.offline import check_teacher
 from penstock.samplers.runners.settings import RunnerSampler
@@ -134,7 +134,7 @@ class Plan:
         policy.set_progress(0.0)
         if self.held_out is not None:
             check_fits(self.eval_env, self.eval_seating, policy)
-        for own in each(policy).values():  # in the slot after those that train and that of an evaluator
+        for own in trained_policies(policy).values():  # in the slot after those that train and that of an evaluator
             view = None if own.replay_schedule is None else own.replay_schedule.replay.view
             if isinstance(view, HindsightTransitions):
                 view.play_in(partial(self.env.make, self.sampler.spec.B + 1))
@@ -153,9 +153,9 @@ class Plan:
         """The live sampler of one runner, with activity that another process can read."""
         return SamplerShare(self.sampler, self.env, self.seed, self.share).make()
 
-    def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[Installed, dict[str, Any]]:
-        """The policy's agents as they act for batches of this T and B; and what `Installed.take` returned of them."""
-        acting = Installed(self.seating, batch, self.env.all_info_keys, self.share)
+    def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[ActingAgents, dict[str, Any]]:
+        """The policy's agents as they act for batches of this T and B; and the examples that `take` returned."""
+        acting = ActingAgents(self.seating, batch, self.env.all_info_keys, self.share)
         return acting, acting.take(agents_of(policy))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
     Checks every policy that learns; of several the message names the one that does not fit.
     """
     algos: Mapping[str, Any] = getattr(algo, "algos", {})
-    for name, own in each(policy).items():
+    for name, own in trained_policies(policy).items():
         try:
             check_teacher(algos.get(name, algo), settings, own.replay_schedule is not None)
             _check_stale(algos.get(name, algo), settings, own)

@@ -26,6 +26,7 @@ from penstock.processes.descriptors import read_all
 from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.states import LiveState, State
+from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -40,7 +41,6 @@ from penstock.samplers.async_process import (
     SetInner,
 )
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import evaluation_seed
 from penstock.workers import control
 from penstock.workers.shares import at_work
@@ -84,7 +84,7 @@ class AsyncLive(Evaluates):
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
         """Keys of the env info in every batch."""
-        self._installed = Installed(config.seated(self.spec), self.batch_spec, self.info_keys, share)
+        self._installed = ActingAgents(config.seated(self.spec), self.batch_spec, self.info_keys, share)
         self.specs: Mapping[str, EnvSpec] = self._installed.seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
 

@@ -19,12 +19,12 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
-from penstock.samplers.accounts.playing import LogPlay, Play
+from penstock.samplers.accounts.evaluation_episodes import EvaluationEpisodes, LoggedEvaluationEpisodes
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
 from penstock.samplers.accounts.states import LiveState
+from penstock.samplers.acting_agents import ActingAgents, Buffers, last_row
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
-from penstock.samplers.installed import Buffers, Installed, last_row
 from penstock.samplers.tensors.account import TensorAccount, TensorStats
 from penstock.samplers.tensors.bounds import TensorBounds
 from penstock.samplers.traced import loop
@@ -70,7 +70,7 @@ class LiveSampler(Evaluates):
         self.specs: Mapping[str, EnvSpec] = seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
         try:
-            self._installed = Installed(seating, batch_spec, pool.info_keys, share)
+            self._installed = ActingAgents(seating, batch_spec, pool.info_keys, share)
         except ConfigError:
             pool.close()
             raise
@@ -204,10 +204,10 @@ class LiveSampler(Evaluates):
         found, chunk, again = Episodes(), 0, 0
         while sum(left):
             if seating.many:
-                play = LogPlay(own.pool, left, seating)
+                play = LoggedEvaluationEpisodes(own.pool, left, seating)
                 own.pool.limit(asked.max_steps)
             else:
-                play = Play(left, self._sums(own.pool, B), asked.max_steps)
+                play = EvaluationEpisodes(left, self._sums(own.pool, B), asked.max_steps)
             own.pool.restart(seed + (again << 20), left)
             own.set_states(None)
             while not play.over:

@@ -27,8 +27,8 @@ from penstock.envs.seats import Seating
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.accounts.states import State, check_slots, columns_of, side_by_side
+from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.episodes import DISCOUNT, Episodes
-from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
 
 NO_VERSION = -1
@@ -59,7 +59,7 @@ class OfflineLive(Evaluates):
         self._stats = EpisodeStats(B, DISCOUNT if discount is None else discount)
         self.info_keys = evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
-        self._installed = Installed(Seating.alone(self.spec), batch_spec, self.info_keys, share)
+        self._installed = ActingAgents(Seating.alone(self.spec), batch_spec, self.info_keys, share)
         self.specs = self._installed.seating.by_id
         """By policy id: one, under `shared`."""
         self._first_slot, slots = share.first_slot, self._installed.total_slots

@@ -20,7 +20,7 @@ from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import at_runs, runs_of, words_of
-from penstock.run.files.stored import CONFIG, config_bytes, read_config, undamaged
+from penstock.run.files.stored import CONFIG, as_checkpoint_error, config_bytes, read_config
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.log import read_metrics
 from penstock.studies.fork import copy_parameters, fork_run
@@ -418,7 +418,7 @@ def open_study(folder: Path, trust: bool = False, **given: Any) -> Study:
     """
     plain = read_state(folder)
     file = folder / STATE
-    with undamaged(file, ADVICE):
+    with as_checkpoint_error(file, ADVICE):
         settings = settings_of(plain)
         if trust:
             remember(file, digest(settings))

@@ -23,7 +23,7 @@ from penstock.run.entry import load
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock
-from penstock.run.files.stored import undamaged
+from penstock.run.files.stored import as_checkpoint_error
 from penstock.run.plan import Plan
 from penstock.studies.display import StudyDisplay
 from penstock.studies.pictures import draw_search
@@ -264,7 +264,7 @@ def opened(
     if os.path.exists(folder / STATE):  # False, not an error, for what can be no name
         with RunLock(folder):
             plain = read_state(folder)
-            with undamaged(folder / STATE, ADVICE):
+            with as_checkpoint_error(folder / STATE, ADVICE):
                 # Whether rungs wait until they are complete was settled when the search began.
                 settings = replace(settings, synchronous=settings_of(plain).synchronous)
                 require_same(folder, plain, settings, exps)

@@ -348,7 +348,7 @@ class ProcessPool(EnvPool):
     def disown(self, slot: int, row: int, message: str) -> list[int]:
         """The worker of a slot failed in a row that broke the contract; returns the slots that lost rows from it on."""
         w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
-        self._workers.condemn(w, message)
+        self._workers.replace_faulty(w, message)
         assert self._batches is not None
         mine = [s for s in self.shares[w] if s is not None]
         for slots in mine:

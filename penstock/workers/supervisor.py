@@ -341,7 +341,7 @@ class Workers:
             fault = Fault(cause.kind, f"worker {w}, pid {child.pid}: {where}: {cause.message}")
         self._replace(worker, fault)
 
-    def condemn(self, w: int, message: str) -> None:
+    def replace_faulty(self, w: int, message: str) -> None:
         """Replaces a worker with an environment that broke the contract in a row checked only afterwards."""
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 

@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BenchmarkResult:
     """The result of a benchmark: every candidate, and the best."""
 
     rows: tuple[Row, ...]
@@ -66,7 +66,7 @@ class Verdict:
 
 def bench(
     plan: Plan, seconds: float = SECONDS, same_device: bool = False, say: Callable[[str], None] = lambda text: None
-) -> Verdict:
+) -> BenchmarkResult:
     """Measures the candidates for a plan on this machine, each for this many seconds; returns all and the fastest.
 
     Args:
@@ -92,7 +92,7 @@ def bench(
     if not measured:
         raise ConfigError(f"no sampler could be measured: {rows[0].note}; choose one")
     rows.sort(key=lambda row: -row.steps_per_s)
-    return Verdict(tuple(rows), choose(measured), T, str(machine), time.monotonic() - started)
+    return BenchmarkResult(tuple(rows), choose(measured), T, str(machine), time.monotonic() - started)
 
 
 def base_sampler(exp: Experiment | None) -> SerialSampler:

@@ -11,7 +11,7 @@ from penstock.actors.make import BackendName, make_backend
 from penstock.core.batch import AnyBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import BatchSpec
-from penstock.learn.policy_set import each
+from penstock.learn.policy_set import trained_policies
 from penstock.run.env_runners.env_runner import EnvRunner
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
@@ -189,7 +189,7 @@ class EnvRunnerGroup:
             yield self.local_worker.sample()
         runners, local = self._open(self._runners), self.local_worker
         if whole is None:
-            whole = any(policy.replay_schedule is not None for policy in each(local.policy).values())
+            whole = any(policy.replay_schedule is not None for policy in trained_policies(local.policy).values())
         weights, sent, since = None, (-1, -1), dict[int, float]()  # when a runner was asked first, or answered last
         while True:
             runners.welcome()

@@ -32,7 +32,7 @@ _COUNTED = {"arange", "linspace", "eye", "logspace"}
 
 
 @contextlib.contextmanager
-def limited_tensors(parameters: Mapping[str, torch.Tensor], path: Path) -> Generator[None]:
+def limit_tensor_size(parameters: Mapping[str, torch.Tensor], path: Path) -> Generator[None]:
     """Refuses networks larger than the parameters that are stored: in the block CheckpointError is raised for tensors
     of more elements than all of them have bytes, and for many more operations than so few take to be made.
     """

@@ -17,9 +17,9 @@ from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
-from penstock.run.files.again import Again
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.modules import modules_named
+from penstock.run.files.supplied import Supplied
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 CONFIG, META = "config.json", "meta.json"
@@ -38,7 +38,7 @@ _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
 
 
-NOTHING = Again()
+NONE_SUPPLIED = Supplied()
 """Everything is as it was stored."""
 
 
@@ -56,7 +56,7 @@ class StoredConfig:
     trusted: bool
     """True: code that the run names may be imported and called."""
 
-    def algorithm(self, again: Again = NOTHING) -> Any:
+    def algorithm(self, again: Supplied = NONE_SUPPLIED) -> Any:
         """The algorithm's settings, with the arguments given again. Raises CheckpointError unless trusted.
 
         Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway.
@@ -64,7 +64,7 @@ class StoredConfig:
         from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
 
         of_algo = again.of_algo()
-        with undamaged(self.path):
+        with as_checkpoint_error(self.path):
             plain = _unmapped(_without(self.plain, of_algo))["algo"]
             self._require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
@@ -75,7 +75,7 @@ class StoredConfig:
 
     def to_play(self, env: Any = None) -> Experiment:
         """The experiment to play episodes of: with T, B and the seed, but without the rest of sampler and run."""
-        with undamaged(self.path):
+        with as_checkpoint_error(self.path):
             run, sampler = self.plain["run"], self.plain["sampler"]
             plain = _unmapped({**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}})
             if not self.trusted and foreign(sampler, files=False):
@@ -84,20 +84,20 @@ class StoredConfig:
                     "class": "penstock.samplers.serial:SerialSampler",
                     **{key: inmost[key] * (runners if key == "B" else 1) for key in ("T", "B") if key in inmost},
                 }
-            return self._experiment(plain, Again(env, eval_env=env), files=False)
+            return self._experiment(plain, Supplied(env, eval_env=env), files=False)
 
-    def to_resume(self, again: Again = NOTHING) -> Experiment:
+    def to_resume(self, again: Supplied = NONE_SUPPLIED) -> Experiment:
         """The full experiment, with the arguments given again for those that could not be stored.
 
         An EnvConfig replaces wrappers and keyword arguments as well. Raises ConfigError for an argument that differs
         from the stored one.
         """
-        with undamaged(self.path), named(self.path):
+        with as_checkpoint_error(self.path), prefix_errors(self.path):
             again.require_same(self.plain)
-        with undamaged(self.path):
+        with as_checkpoint_error(self.path):
             return self._experiment(self.plain, again, files=True)
 
-    def _experiment(self, plain: Mapping[str, Any], again: Again, files: bool) -> Experiment:
+    def _experiment(self, plain: Mapping[str, Any], again: Supplied, files: bool) -> Experiment:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
@@ -147,12 +147,12 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     text = _read(path)
     digest = hashlib.sha256(text).hexdigest()
     vouched = trust or is_listed(digest)
-    with undamaged(path):
+    with as_checkpoint_error(path):
         content = json.loads(text)
         require_format(path, content.get("format"))
         if not vouched:
             _compare(content, path)
-        with named(path):
+        with prefix_errors(path):
             spec = specs_from_plain(content["spec"])
         found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
@@ -209,7 +209,7 @@ def stored_modules(run_dir: Path, trust: bool = False) -> set[str]:
 
 
 @contextlib.contextmanager
-def undamaged(path: Path, advice: str = "copy it from another run of the same settings") -> Generator[None]:
+def as_checkpoint_error(path: Path, advice: str = "copy it from another run of the same settings") -> Generator[None]:
     """Turns every error that a damaged file causes in the block into a CheckpointError that names the file."""
     try:
         yield
@@ -224,7 +224,7 @@ def undamaged(path: Path, advice: str = "copy it from another run of the same se
 
 
 @contextlib.contextmanager
-def named(path: Path) -> Generator[None]:
+def prefix_errors(path: Path) -> Generator[None]:
     """Has every ConfigError of the block name the file that the settings are from."""
     try:
         yield
@@ -235,7 +235,7 @@ def named(path: Path) -> Generator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """The content of one of a run's JSON files. Raises CheckpointError that names it."""
     text = _read(path)
-    with undamaged(path):
+    with as_checkpoint_error(path):
         content = json.loads(text)
         if not isinstance(content, dict):
             raise TypeError("no object in it")

@@ -14,7 +14,7 @@ from penstock.actors.backend import Backend, RunnerError
 from penstock.actors.link import Lent
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
-from penstock.learn.policy_set import AnyPolicy, each
+from penstock.learn.policy_set import AnyPolicy, trained_policies
 from penstock.processes.shipping import CURE, ship
 from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
@@ -88,7 +88,7 @@ class LearnerGroup(Rank):
     def join(self, policy: AnyPolicy, step: TrainingStepFn) -> TrainingStepFn:
         with self.explained():
             whole = super().join(policy, step)
-        for id_, own in each(policy).items():
+        for id_, own in trained_policies(policy).items():
             assert own.columns is not None
             own.columns.ask = functools.partial(self.call, "give", id_)
 

@@ -28,10 +28,10 @@ from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError, wor
 from penstock.core.noise import env_seed
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.agent_observations import AgentObservations
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs
-from penstock.envs.shown import Showing
 from penstock.run.playing.copies import Copies
 from penstock.run.playing.opponents import RandomAgent
 from penstock.run.playing.sides import Side
@@ -94,7 +94,7 @@ def exploitability(
     }
     env: Any = config.make()
     try:
-        showing = Showing(env, agents.specs, config.state, config.mask_key or MASK_KEY)
+        showing = AgentObservations(env, agents.specs, config.state, config.mask_key or MASK_KEY)
         walk = _Walk(env, config.name, players, showing, positions)
         walk.check_copies(seeds[0])
         best, own = zip(*(walk.values(name, seeds) for name in names))
@@ -178,7 +178,9 @@ class _Outcome(NamedTuple):
 class _Walk:
     """Values of a game for one agent after the other."""
 
-    def __init__(self, env: Any, name: str, players: dict[str, _Player], showing: Showing, positions: int) -> None:
+    def __init__(
+        self, env: Any, name: str, players: dict[str, _Player], showing: AgentObservations, positions: int
+    ) -> None:
         self._env, self._name, self._players, self._showing, self._most = env, name, players, showing, positions
         self._agent, self._tried = "", 0
         self._known: dict[tuple[tuple[bytes, float], ...], _Values] = {}

@@ -15,7 +15,7 @@ from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
 from penstock.run.checkpoints.pruning import candidates
-from penstock.run.files.stored import undamaged
+from penstock.run.files.stored import as_checkpoint_error
 
 _EXPERIENCE = "experience"
 
@@ -130,7 +130,7 @@ def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredRepla
             f"{folder} holds no replay: its algorithm learns from each batch once, or nothing was collected yet"
         )
     arrays = checkpoint.arrays()
-    with undamaged(folder, "or it was written by another version"):
+    with as_checkpoint_error(folder, "or it was written by another version"):
         states: Mapping[str, Any] = checkpoint.state["policy"]
         owners = [
             key.removesuffix(_EXPERIENCE) for key in states if key == _EXPERIENCE or key.endswith(f"/{_EXPERIENCE}")

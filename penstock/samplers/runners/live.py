@@ -132,7 +132,7 @@ class RunnersLive(Evaluates):
         return self._agent
 
 
-class RoundsLive(RunnersLive):
+class SyncRunners(RunnersLive):
     """Batch k is fragment k of every runner, side by side; it starts when training on batch k - 1 - depth is finished.
 
     It acts with the parameters of version k - depth (0 at first), like an AsyncSampler with `weights="exact"`.

@@ -21,7 +21,7 @@ from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
-from penstock.samplers.installed import last_row
+from penstock.samplers.acting_agents import last_row
 from penstock.samplers.runners.columns import after_standing_still, log_of, side_by_side, stand_still
 from penstock.samplers.runners.evaluation import EvaluationRunners
 from penstock.samplers.runners.packing import together

@@ -1,4 +1,4 @@
-"""ReadyLive: a live sampler with one runner's fragment as a batch, in the order in which runners are ready."""
+"""AsyncRunners: a live sampler with one runner's fragment as a batch, in the order in which runners are ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.samplers.runners.settings import RunnerSampler
 
 
-class ReadyLive(RunnersLive):
+class AsyncRunners(RunnersLive):
     """A batch is one runner's fragment; among the ready runners, that of the one served longest ago.
 
     Each runner has `max(depth, 1)` requests; one that has delivered is asked again at once, with the newest weights.

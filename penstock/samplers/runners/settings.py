@@ -14,8 +14,8 @@ from penstock.core.machine import counted
 from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.samplers.runners.live import RoundsLive
-from penstock.samplers.runners.ready import ReadyLive
+from penstock.samplers.runners.live import SyncRunners
+from penstock.samplers.runners.ready import AsyncRunners
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
@@ -122,7 +122,7 @@ class RunnerSampler(SamplerSettings):
         seed: int = 0,
         *,
         share: Share = WHOLE,
-    ) -> RoundsLive | ReadyLive:
+    ) -> SyncRunners | AsyncRunners:
         """The live sampler, its runners started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
@@ -132,7 +132,7 @@ class RunnerSampler(SamplerSettings):
             ConfigError: the environment cannot be made or sent, does not fit these settings, or the cluster cannot be
                 reached or has too little. EnvWorkerError: the environment's own code raised while it was made.
         """
-        kind = ReadyLive if self.mode == "ready" else RoundsLive
+        kind = AsyncRunners if self.mode == "ready" else SyncRunners
         return kind(self, as_env_config(env), seed, share)
 
     def made_backend(self, config: EnvConfig, seed: int) -> Backend:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.spec import MASK_KEY
+from penstock.envs.agent_observations import AgentObservations, check_shown
 from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, last, refuse_obs
@@ -17,7 +18,6 @@ from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.slot_envs import SlotEnvs
 from penstock.envs.seats import Seating, Seats
-from penstock.envs.shown import Showing, check_shown
 
 
 class AgentEnvs(SlotEnvs):
@@ -50,7 +50,7 @@ class AgentEnvs(SlotEnvs):
             )
         self.specs, dealt = seating.specs, dict(zip(seating.agents, seating.deal(0, 0)))
         specs = {agent: seating.specs[p] for agent, p in dealt.items()}
-        self.showing = Showing(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
+        self.showing = AgentObservations(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
         self._check_fit(dealt)
 
     def opened(self, e: int, seed: int) -> None:

@@ -24,7 +24,7 @@ C = TypeVar("C", bound=BatchColumns)
 V = TypeVar("V")
 
 
-class Installed:
+class ActingAgents:
     """The agents that a live sampler was initialized with, one for each policy.
 
     Args:

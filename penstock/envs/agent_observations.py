@@ -139,7 +139,7 @@ def check_shown(env: AgentsEnv, seating: Seating, name: str) -> tuple[str, ...]:
     return agents
 
 
-class Showing:
+class AgentObservations:
     """Makes the observations of the agents of one environment.
 
     Args:

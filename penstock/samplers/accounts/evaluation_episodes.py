@@ -13,7 +13,7 @@ from penstock.envs.seats import Seating
 from penstock.samplers.episodes import Episodes, join_episodes, logged
 
 
-class Play:
+class EvaluationEpisodes:
     """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other.
 
     Args:
@@ -43,7 +43,7 @@ class Play:
         self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()
 
 
-class LogPlay:
+class LoggedEvaluationEpisodes:
     """The same for environments of many agents; their pool cuts long episodes itself and logs them."""
 
     def __init__(self, pool: EvaluationSource, counts: list[int], seating: Seating) -> None:

@@ -26,7 +26,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Again:
+class Supplied:
     """Arguments given again because a run could not store them, such as a lambda; None: use the stored one."""
 
     env: Any = None
