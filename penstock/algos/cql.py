@@ -240,7 +240,9 @@ class CQL(OffPolicySettings):
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu", total_steps: int | None = None) -> Policy:
         choices = isinstance(spec.action, LeafSpec) and spec.action.kind == "discrete"
-        own = self.functions._replace(postprocess=postprocess_choices, loss=loss_choices) if choices else self.functions
-        policy = self.policy(own, spec, seed, device)
+        functions = (
+            self.functions._replace(postprocess=postprocess_choices, loss=loss_choices) if choices else self.functions
+        )
+        policy = self.policy(functions, spec, seed, device)
         policy.clock.begin(total_steps)
         return policy

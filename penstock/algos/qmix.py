@@ -43,11 +43,11 @@ from penstock.replay.replay import Replay, ReplaySchedule
 
 def postprocess_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> TrainBatch:
     """Adds `target` [N]: r + discount * Q_tot_target(next, each agent's argmax Q)  (eq. 6; `double` says whose Q)."""
-    following, there = x["next"].flat(), x["next_valid"]
+    following, present = x["next"].flat(), x["next_valid"]
     out = agent.q.bootstrap(following)
     best = agent.q.greedy(following, agent.q(following) if cfg.double else out)
-    value = agent.q.unless_stuck(following, of_action(out, best)).reshape(there.shape)
-    joint = in_full(agent.target_mixer, value.masked_fill(~there, 0.0), agent.team_state(x, "next_state"))
+    value = agent.q.unless_stuck(following, of_action(out, best)).reshape(present.shape)
+    joint = in_full(agent.target_mixer, value.masked_fill(~present, 0.0), agent.team_state(x, "next_state"))
     target = agent.scaled_reward(x["return"]) + x["discount"] * joint
     return TrainBatch(x.inputs, {**x.rows, "target": target}, x.valid)
 

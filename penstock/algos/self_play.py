@@ -108,9 +108,9 @@ class PastSelves(Agent):
         serial = torch.where(first, self.serial[member], state["serial"])
         action, inner = None, None
         for m in member.unique().tolist():
-            found, _, after = self._member(m).act(inputs, state.get("inner"), self._noise_of(noise))
+            chosen, _, after = self._member(m).act(inputs, state.get("inner"), self._noise_of(noise))
             rows = member == m
-            action = found if action is None else tree_map(lambda x, y, at=rows: _where(at, x, y), found, action)
+            action = chosen if action is None else tree_map(lambda x, y, at=rows: _where(at, x, y), chosen, action)
             inner = after if inner is None else tree_map(lambda x, y, at=rows: _where(at, x, y), after, inner)
         # The place of a self may be taken before its last episode is over: then nobody is credited.
         info = {"serial": torch.where(self.serial[member] == serial, serial, torch.zeros_like(serial))}
@@ -147,8 +147,8 @@ class PastSelves(Agent):
         """A member's part of the noise; None in an evaluation in which it is to act without."""
         if noise is None or (not self._evaluated and bool(noise[0, -1] < 0.0)):
             return None
-        own = noise[:, : self._inner_noise]
-        return torch.cat((own, noise[:, -1:]), 1) if self._ranked else own
+        inner = noise[:, : self._inner_noise]
+        return torch.cat((inner, noise[:, -1:]), 1) if self._ranked else inner
 
 
 def _where(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -213,12 +213,12 @@ def matchmake(agent: PastSelves, cfg: SelfPlay) -> None:
 def snapshot(agent: PastSelves, main: Agent, cfg: SelfPlay) -> None:
     """Freezes main into the pool if a snapshot is due: into a free place, or over the oldest or the easiest self."""
     agent.played[2] += 1
-    x, there = win_rate(agent), agent.serial[:-1] > 0
-    strong = bool((x[there] >= cfg.threshold).all())
+    x, taken = win_rate(agent), agent.serial[:-1] > 0
+    strong = bool((x[taken] >= cfg.threshold).all())
     if int(agent.played[2]) < cfg.interval or not strong:
         return
-    if not bool(there.all()):
-        place = int((~there).long().argmax())
+    if not bool(taken.all()):
+        place = int((~taken).long().argmax())
     elif cfg.replace == "oldest":
         place = int(agent.serial[:-1].argmin())
     else:
@@ -339,8 +339,8 @@ class SelfPlay:
             )
         functions = self.algo.functions
 
-        def past_selves(own: EnvSpec, settings: Any) -> Agent:
-            return PastSelves(lambda: functions.agent(own, settings), self.pool, self.elo)
+        def past_selves(opponent_spec: EnvSpec, settings: Any) -> Agent:
+            return PastSelves(lambda: functions.agent(opponent_spec, settings), self.pool, self.elo)
 
         frozen = functions._replace(agent=past_selves, replay=None, optimizer=_no_optimizer)
         main = self.algo.build(spec[MAIN], seed, device, total_steps)
@@ -361,8 +361,8 @@ class SelfPlay:
         batch, episodes = sampler.obtain_samples(itr)
         sampled = time.perf_counter()
         assert isinstance(batch, MultiAgentBatch)
-        found = {**train_one_step(policies, batch), **self.after_batch(policies, batch, episodes)}
-        return TrainingStep(found, episodes, batch.env_steps, sampled - started, time.perf_counter() - sampled)
+        metrics = {**train_one_step(policies, batch), **self.after_batch(policies, batch, episodes)}
+        return TrainingStep(metrics, episodes, batch.env_steps, sampled - started, time.perf_counter() - sampled)
 
     def after_batch(self, policies: PolicySet, batch: MultiAgentBatch, episodes: Any) -> ResultDict:
         """Counts the matches that ended in a batch that main has trained on, and sets the members and their chances.
@@ -373,8 +373,8 @@ class SelfPlay:
         main, agent = policies[MAIN].agent, policies[OPPONENT].agent
         assert isinstance(agent, PastSelves)
         with torch.no_grad():
-            found = torch.stack(results(agent, batch[OPPONENT], episodes))
-            games, score = policies.comm.all_reduce(found).to(agent.games.device)
+            matches = torch.stack(results(agent, batch[OPPONENT], episodes))
+            games, score = policies.comm.all_reduce(matches).to(agent.games.device)
             count(agent, games, score, self)
             snapshot(agent, main, self)
             agent.copy_main(main)

@@ -294,9 +294,9 @@ class Policy:
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, None, groups)
         else:
             assert self.columns is not None
-            whole = GradientAllReduce(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
-            norms = set_gradients(loss, self.optimizers, self.max_grad_norm, whole, groups)
-            if (loss := judged(whole.loss)).stop:
+            reduction = GradientAllReduce(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
+            norms = set_gradients(loss, self.optimizers, self.max_grad_norm, reduction, groups)
+            if (loss := judged(reduction.loss)).stop:
                 return loss
         if wrong := [norm for norm in norms.values() if not math.isfinite(norm)]:
             self.skipped += 1
@@ -411,9 +411,9 @@ class Policy:
             raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
         self.load_parameters(state["agent"])
         for name, optimizer in self.optimizers.items():
-            own = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
+            kept = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])
-            for group, settings in zip(optimizer.param_groups, own):
+            for group, settings in zip(optimizer.param_groups, kept):
                 group.update(settings)  # which may be others than those that the state was stored with
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]

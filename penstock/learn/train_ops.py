@@ -96,25 +96,25 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
 
 def _train_each(policies: PolicySet, batch: AnyBatch) -> ResultDict:
     results: ResultDict = {}
-    for name, own in policies.batches(batch).items():
+    for name, part in policies.batches(batch).items():
         policy = policies[name]
         try:
-            whole = policies.rows_due(name, own)
-            if whole is not None:
-                found = train_one_step(policy, whole, batch.env_steps)
+            rows = policies.rows_due(name, part)
+            if rows is not None:
+                metrics = train_one_step(policy, rows, batch.env_steps)
             else:
                 policy.version += 1
-                found = _counted(policy, {}, batch.env_steps)
+                metrics = _counted(policy, {}, batch.env_steps)
         except (NonFiniteError, ConfigError) as error:
             if len(policies) == 1:
                 raise
             kind = NonFiniteError if isinstance(error, NonFiniteError) else ConfigError
             raise kind(f"policy {name!r}: {error}") from error
         if name in policies.kept:
-            found["train/kept_rows"] = float(policy.of_all(policies.kept[name].rows))
+            metrics["train/kept_rows"] = float(policy.of_all(policies.kept[name].rows))
         if len(policies) == 1:
-            return found
-        results |= {_of_policy(key, name): x for key, x in found.items()}
+            return metrics
+        results |= {_of_policy(key, name): x for key, x in metrics.items()}
     return results
 
 

@@ -250,10 +250,10 @@ class Run:
         Args:
             episodes: how many; None for `run.eval_episodes`.
         """
-        metrics, found = self._evaluate(self._in_the_with(), episodes)
+        metrics, played = self._evaluate(self._in_the_with(), episodes)
         if self._open is not None:
             self._open.it.metrics |= metrics
-        return found
+        return played
 
     def _in_the_with(self) -> Trainer:
         trainer = self.trainer
@@ -375,19 +375,19 @@ class Run:
 
     def _evaluate(self, trainer: Trainer, episodes: int | None) -> tuple[ResultDict, Episodes]:
         """Evaluates and logs it; returns the metrics, {} if a signal cut it short, and the episodes."""
-        metrics, found = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
+        metrics, played = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
-            return {}, found
+            return {}, played
         self._evaluation = metrics
         if cut := metrics.get("eval/cut_episodes"):
             self._say_once(
                 "cut",
-                f"{cut:.0f} of {len(found)} evaluation episodes had no end in run.eval_max_steps="
+                f"{cut:.0f} of {len(played)} evaluation episodes had no end in run.eval_max_steps="
                 f"{trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
                 "eval_max_steps, makes evaluations comparable",
             )
-        log_evaluation(self.run_dir, trainer.env_steps, metrics, found)
-        return metrics, found
+        log_evaluation(self.run_dir, trainer.env_steps, metrics, played)
+        return metrics, played
 
     def _summarize(self) -> None:
         trainer, result = self.trainer, self._result

@@ -134,8 +134,8 @@ class Plan:
         policy.set_progress(0.0)
         if self.held_out is not None:
             check_fits(self.eval_env, self.eval_seating, policy)
-        for own in trained_policies(policy).values():  # in the slot after those that train and that of an evaluator
-            view = None if own.replay_schedule is None else own.replay_schedule.replay.view
+        for trained in trained_policies(policy).values():  # in the slot after those that train and that of an evaluator
+            view = None if trained.replay_schedule is None else trained.replay_schedule.replay.view
             if isinstance(view, HindsightTransitions):
                 view.play_in(partial(self.env.make, self.sampler.spec.B + 1))
         _check_sources(self.exp.algo, self.sampler, policy)
@@ -170,12 +170,12 @@ class Plan:
             )
         vars(self).update(state)
 
-    def infos(self, shown: dict[str, Any]) -> Tree:
+    def infos(self, examples: dict[str, Any]) -> Tree:
         """Example of a row's info for `Policy.prepare`, from the examples that `Sampler.initialize` returned.
 
         With many agents {policy id: example}.
         """
-        return {name: own["info"] for name, own in shown.items()} if self.seating.many else shown["info"]
+        return {name: example["info"] for name, example in examples.items()} if self.seating.many else examples["info"]
 
     @property
     def specs(self) -> Specs:
@@ -207,8 +207,8 @@ def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seatin
 
 def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
     """The settings with defaults that an experiment decides: discount of logged returns, object store of a cluster."""
-    own = settings.with_discount(discount)
-    return own.fitted(seating.specs) if isinstance(own, RunnerSampler) else own
+    fitted = settings.with_discount(discount)
+    return fitted.fitted(seating.specs) if isinstance(fitted, RunnerSampler) else fitted
 
 
 def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:
@@ -217,10 +217,10 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
     Checks every policy that learns; of several the message names the one that does not fit.
     """
     algos: Mapping[str, Any] = getattr(algo, "algos", {})
-    for name, own in trained_policies(policy).items():
+    for name, trained in trained_policies(policy).items():
         try:
-            check_teacher(algos.get(name, algo), settings, own.replay_schedule is not None)
-            _check_stale(algos.get(name, algo), settings, own)
+            check_teacher(algos.get(name, algo), settings, trained.replay_schedule is not None)
+            _check_stale(algos.get(name, algo), settings, trained)
             if name in getattr(algo, "min_rows", ()):
                 _check_whole(settings)
         except ConfigError as error:

@@ -127,9 +127,9 @@ class Trainer:
                 self._training_step = self.learners.join(self.policy, self._training_step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             end_ahead()
-            shown = self.sampler.initialize(agents_of(self.policy))
+            examples = self.sampler.initialize(agents_of(self.policy))
             plan_whole(self.policy, self.sampler)
-            self.policy.prepare(self.sampler.batch_spec, plan.infos(shown))
+            self.policy.prepare(self.sampler.batch_spec, plan.infos(examples))
         except BaseException as error:
             end_ahead()
             self._end_trace()
@@ -203,22 +203,22 @@ class Trainer:
         if elsewhere or self._stopped:
             if self._evaluator is None:
                 self._evaluator = self.plan.make_evaluator()
-            found = self._evaluator.play(self.policy, self.itr, count, **how)
+            played = self._evaluator.play(self.policy, self.itr, count, **how)
             if self._stopped:
                 self._close_evaluator()
         else:
-            found = self.sampler.evaluate_agent(self.itr, count, **how)
+            played = self.sampler.evaluate_agent(self.itr, count, **how)
         if give_up is not None and give_up():
-            return {}, found
-        metrics = found.metrics(*_EVALUATED)
+            return {}, played
+        metrics = played.metrics(*_EVALUATED)
         if self._agents is not None:
             metrics["eval/exploitability"] = self._exploitability(count)
-        if len(found):
+        if len(played):
             self._check_stop([*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)])
-            if cut := found.without_end(run.eval_max_steps):
+            if cut := played.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
-            self.best_score = max(self.best_score, found.mean_return)
-        return metrics, found
+            self.best_score = max(self.best_score, played.mean_return)
+        return metrics, played
 
     def _exploitability(self, count: int) -> float:
         assert self._agents is not None

@@ -84,18 +84,18 @@ class ActingAgents:
     def take(self, given: Agents) -> dict[str, Any]:
         """Makes these the agents; returns examples of one step of one slot, as `Sampler.initialize` does."""
         agents, seating = self._in_order(given), self.seating
-        found: list[tuple[Tree, Tree]] = []
+        steps: list[tuple[Tree, Tree]] = []
         for policy, agent, spec, seats in zip(seating.policies, agents, seating.specs, seating.seats):
             if agent.spec != spec:
                 whose = f"the agent of policy {policy!r}" if seating.many else "the agent"
                 raise ConfigError(f"{whose} was built for {agent.spec}; this sampler's environment has {spec}")
             agent.set_slots(self.total_slots * seats)
-            found.append(examples(agent, spec))
+            steps.append(examples(agent, spec))
             check_acting(agent, spec)
         self._agents = agents
-        self.infos, self.states = [info for info, _ in found], [state for _, state in found]
-        shown = [self._shown(spec, *each) for spec, each in zip(seating.specs, found)]
-        return self.by_id(shown) if seating.many else shown[0]
+        self.infos, self.states = [info for info, _ in steps], [state for _, state in steps]
+        views = [self._shown(spec, *each) for spec, each in zip(seating.specs, steps)]
+        return self.by_id(views) if seating.many else views[0]
 
     def _in_order(self, given: Agents) -> tuple[Agent, ...]:
         """The agents in the order of the policies. Raises ConfigError where they are those of others."""
@@ -245,9 +245,9 @@ class Buffers(Generic[C]):
     def _set_rows(self, rows: Sequence[Tree]) -> None:
         """Inverse of `_rows`; None for the states of a policy before an episode."""
         if self._remote:  # in shared memory, so in place
-            for policy, (there, mine) in enumerate(zip(self.states, rows)):
+            for policy, (target, mine) in enumerate(zip(self.states, rows)):
                 fresh = self._fresh(policy, self._columns[policy]) if mine is None else mine
-                tree_map(np.copyto, there, fresh)
+                tree_map(np.copyto, target, fresh)
             return
         for group, ((policy, slots), view) in enumerate(zip(self.pool.groups, self.views[0])):
             state = tree_map(lambda x, v=view: x.to(v.device), self._opening(policy, view.padded))

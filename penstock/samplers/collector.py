@@ -142,10 +142,10 @@ class TurnViews:
         n, padded = len(slots), padded_rows(len(slots))
 
         def put(x: npt.NDArray[Any], fill: float = 0) -> Tensor:
-            found = np.ascontiguousarray(x[rows, slots])
+            turns = np.ascontiguousarray(x[rows, slots])
             if n != padded:
-                found = np.concatenate([found, np.full((padded - n, *x.shape[2:]), fill, x.dtype)])
-            return torch.from_numpy(found).to(self.device)
+                turns = np.concatenate([turns, np.full((padded - n, *x.shape[2:]), fill, x.dtype)])
+            return torch.from_numpy(turns).to(self.device)
 
         inputs = tree_unflatten(self._structure, [put(x) for x in self._inputs])
         uniforms = None if noise is None else put(noise, 0.5)

@@ -105,7 +105,7 @@ class LiveSampler(Evaluates):
             environments of many agents by policy id.
         """
         installed = self._installed
-        shown = installed.take(agents)
+        examples = installed.take(agents)
         try:
             acting = installed.by_id(installed.agents)
             self._training = Buffers(self.pool, acting, self.batch_spec, self._server, buffers, self._slab)
@@ -124,7 +124,7 @@ class LiveSampler(Evaluates):
             ]
             for batches in self._buffers
         ]
-        return shown
+        return examples
 
     @property
     def agents(self) -> Sequence[Agent]:
@@ -187,41 +187,41 @@ class LiveSampler(Evaluates):
 
     def evaluate(self, asked: Evaluation) -> Episodes:
         """Plays an evaluation, anew if a worker or runner is lost in it: those left over would play other episodes."""
-        while (found := self._evaluated(asked)) is None:
+        while (episodes := self._evaluated(asked)) is None:
             pass  # who breaks it again and again uses up the budget of replacements
-        return found
+        return episodes
 
     def _evaluated(self, asked: Evaluation) -> Episodes | None:
         """The episodes of an evaluation; None if it broke."""
         agents, itr = self._installed.agents, asked.itr
         B = self.pool.evaluation_slots(min(asked.episodes, asked.slots))
-        own = self.evaluation_buffers(B)
-        batches, seating = own.filled(0), self._config.for_evaluation.seated(self.spec)
+        buffers = self.evaluation_buffers(B)
+        batches, seating = buffers.filled(0), self._config.for_evaluation.seated(self.spec)
         seed = evaluation_seed(self._seed, itr)
         left = [asked.episodes // B + (b < asked.episodes % B) for b in range(B)]
         purpose = Purpose.EVALUATE_GREEDILY if asked.deterministic else Purpose.EVALUATE
         noisy = not asked.deterministic or any(agent.evaluates_with_noise for agent in agents)
-        found, chunk, again = Episodes(), 0, 0
+        episodes, chunk, again = Episodes(), 0, 0
         while sum(left):
             if seating.many:
-                play = LoggedEvaluationEpisodes(own.pool, left, seating)
-                own.pool.limit(asked.max_steps)
+                play = LoggedEvaluationEpisodes(buffers.pool, left, seating)
+                buffers.pool.limit(asked.max_steps)
             else:
-                play = EvaluationEpisodes(left, self._sums(own.pool, B), asked.max_steps)
-            own.pool.restart(seed + (again << 20), left)
-            own.set_states(None)
+                play = EvaluationEpisodes(left, self._sums(buffers.pool, B), asked.max_steps)
+            buffers.pool.restart(seed + (again << 20), left)
+            buffers.set_states(None)
             while not play.over:
                 self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
-                if own.pool.broken:
+                if buffers.pool.broken:
                     return None
                 for bounds, batch in zip(self._bounds, batches):
                     bounds.look(batch, training=False)
                 play.add(batches)
                 chunk += 1
                 if asked.given_up:
-                    return join_episodes([found, play.found])
-            found, left, again = join_episodes([found, play.found]), play.left, again + 1
-        return found
+                    return join_episodes([episodes, play.found])
+            episodes, left, again = join_episodes([episodes, play.found]), play.left, again + 1
+        return episodes
 
     def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers[EvaluationSource]:
         """The buffers of evaluations with B slots; kept until one breaks, since making environments takes long.
@@ -249,11 +249,11 @@ class LiveSampler(Evaluates):
 
     def fill_evaluation(self, noise: Noise | None) -> AnyBatch:
         """The next EVAL_T rows of the evaluation that requested buffers last; None acts without noise."""
-        own = self._evaluation
-        assert own is not None
-        batches = own.filled(0)
-        self._collect(own.pool, own.agents, batches, own.views[0], own.states, noise)
-        return self._installed.together(batches, own.pool.seats)
+        buffers = self._evaluation
+        assert buffers is not None
+        batches = buffers.filled(0)
+        self._collect(buffers.pool, buffers.agents, batches, buffers.views[0], buffers.states, noise)
+        return self._installed.together(batches, buffers.pool.seats)
 
     def buffer(self, itr: int) -> AnyBatch:
         """The memory of batch `itr`."""
