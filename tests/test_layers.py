@@ -35,7 +35,10 @@ BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["studies"] = {*BELOW["run"], "run"}
 BELOW["cli"] = {*BELOW["studies"], "studies"}
 ALSO = {
-    "learn": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "shown"))},
+    "learn": {
+        "penstock.samplers.sampler",
+        *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "agent_observations")),
+    },
     "algos": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},
 }
 """Single modules of other layers: the Sampler Protocol, which learners are given and never make; and environments'

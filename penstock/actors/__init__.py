@@ -1,1 +1,1 @@
-"""Where runners live, objects whose methods are called from here: in this process, in local processes, or on Ray."""
+"""Backends of runners, which are objects called from here: in this process, in local processes, or on Ray."""

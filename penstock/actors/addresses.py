@@ -16,7 +16,7 @@ PREFIX = "penstock-ray-"
 """Begins the name of the folder of a cluster that `start_ray` started, which nobody joins."""
 
 _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5), b"\x04"
-"""What a client of HTTP/2, and so of gRPC, says first (RFC 9113, 3.4), with empty settings; and their type of frame."""
+"""The preface of an HTTP/2 (and gRPC) client (RFC 9113, 3.4) with empty settings; and the frame type of settings."""
 
 
 class Found(NamedTuple):
@@ -57,7 +57,7 @@ def find_cluster(address: str, timeout_s: float) -> Found:
 
 
 def nodes_here() -> list[Node]:
-    """The raylets that run on this machine, whoever started them, but those of clusters that nobody is to join."""
+    """The raylets of this machine, started by any user, except those of clusters that are not to be joined."""
     psutil: Any = importlib.import_module("psutil")
     found: list[Node] = []
     for process in psutil.process_iter(["name", "cmdline", "username"]):

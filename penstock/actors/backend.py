@@ -19,7 +19,7 @@ class RunnerError(EnvWorkerError):
 
     Args:
         kind: `exception`: the method raised, the runner lives; anything else: the runner is gone.
-        trace: the traceback on the runner's side, or "". error_type: name of the class of what was raised there.
+        trace: the traceback on the runner's side, or "". error_type: class name of the exception raised there.
     """
 
     def __init__(self, kind: DeathKind, message: str, trace: str = "", error_type: str = "") -> None:
@@ -56,7 +56,7 @@ class Backend(Protocol):
     name: str
 
     def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
-        """Raises ConfigError if so many runners can never live here together; asked before the first one is started.
+        """Raises ConfigError if this many runners can never live here together; called before the first is started.
 
         Args:
             words: names of the settings that say how many, and how large each is, for messages.
@@ -64,7 +64,7 @@ class Backend(Protocol):
         ...
 
     def crowded(self) -> str:
-        """The end of a message about a runner that does not come up: what it may be waiting for, or ""."""
+        """Possible cause, for a message, why a runner does not come up; "" if none is known."""
         ...
 
     def start(self, cls: type, args: Sequence[Any], name: str, **how: Any) -> Any:
@@ -76,16 +76,16 @@ class Backend(Protocol):
         ...
 
     def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
-        """Returns what stands for these arrays [n] uint8 as an argument of any number of calls: one copy a machine.
+        """Returns a reference to these arrays [n] uint8, an argument for any number of calls: one copy a machine.
 
-        It stands among the arguments themselves, not inside one of them. A method receives the bytes of all parts one
-        after the other, as bytes or a read-only array [n] uint8, or a list of such arrays, one for each part. The parts
-        may be overwritten after this returns.
+        The reference must be an argument itself, not inside one. A method receives the bytes of all parts one after the
+        other, as bytes or a read-only array [n] uint8, or a list of such arrays, one for each part. The parts may be
+        overwritten after this returns.
         """
         ...
 
     def call(self, runner: Any, method: str, *args: Any) -> Any:
-        """Sends a call; returns what stands for its result."""
+        """Sends a call; returns a reference to its result."""
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
@@ -105,7 +105,7 @@ class Backend(Protocol):
         ...
 
     def kill(self, runner: Any) -> None:
-        """Ends a runner and its processes now, whatever it does; what was sent to it ends with an error (`exit`)."""
+        """Kills a runner and its processes at once; calls in flight end with an error (`exit`)."""
         ...
 
     def close(self) -> None:

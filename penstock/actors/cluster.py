@@ -51,7 +51,7 @@ class Cluster:
         self.holders = 1
         """Callers of `start_ray` that have not closed it."""
         self.undo = contextlib.ExitStack()
-        """What `close` does, the last entered first."""
+        """Callbacks of `close`, the last entered first."""
 
     def __str__(self) -> str:
         cpus = self.ray.cluster_resources().get("CPU", 0.0)
@@ -104,7 +104,7 @@ def start_ray(
             _current[0].holders += 1
             return _current[0]
         return Cluster(ray, "found", (), "")
-    if _current:  # the script has ended what was ours
+    if _current:  # the script has ended our cluster
         _current.pop().undo.close()
     if address == "local":
         cluster = _start(ray, num_cpus, max(store_bytes, MIN_STORE_BYTES))
@@ -143,7 +143,7 @@ def _settings(address: str) -> dict[str, str]:
     return common | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else every process listens on all interfaces, whatever is asked for
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else all processes listen on all interfaces, despite the address
         "RAY_worker_niceness": "0",
         "RAY_task_events_report_interval_ms": "0",  # a record of every call, which only a dashboard reads: 3 KB each
         "RAY_max_direct_call_object_size": str(_INLINE_BYTES),
@@ -214,7 +214,7 @@ def _join(ray: Any, found: Found) -> Cluster:
 
 @contextlib.contextmanager
 def _environment(settings: dict[str, str]) -> Generator[None]:
-    """Sets environment variables, and restores what they were."""
+    """Sets environment variables, and restores their old values."""
     kept = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -229,7 +229,7 @@ def _environment(settings: dict[str, str]) -> Generator[None]:
 
 @contextlib.contextmanager
 def _refreshed(ray: Any) -> Generator[None]:
-    """Has Ray read its environment again now, and once more in the end: it keeps what it read when it was imported."""
+    """Makes Ray read its environment again now, and once more at the end: it caches what it read when imported."""
     _refresh(ray)
     try:
         yield

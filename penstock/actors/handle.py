@@ -33,5 +33,5 @@ class Method:
         self._handle, self._method = handle, method
 
     def remote(self, *args: Any) -> Any:
-        """Sends a call; returns what stands for its result."""
+        """Sends a call; returns a reference to its result."""
         return self._handle._send(self._handle, self._method, *args)  # pyright: ignore[reportPrivateUsage]

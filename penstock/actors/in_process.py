@@ -38,7 +38,7 @@ class Done:
 
 
 class InProcess:
-    """Backend whose calls are carried out when they are sent, one after the other.
+    """Backend that carries out calls when they are sent, one after the other.
 
     A runner that hangs hangs the sender, and one that crashes takes it along; its other errors are those of the other
     backends. Arguments and results are handed over as they are, without a copy.
@@ -119,7 +119,7 @@ def _carry_out(what: str, function: Any, *args: Any) -> Done:
 
 
 def _failed(what: str, error: BaseException) -> RunnerError:
-    """The error of a call, caused by what it raised."""
+    """The error of a call, chained to the exception it raised."""
     kind, verb = ("exit", "ended with") if isinstance(error, SystemExit) else ("exception", "raised")
     found = RunnerError(
         kind, f"{what} {verb} {words_of(error)}", "".join(traceback.format_exception(error)), type(error).__name__

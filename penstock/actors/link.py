@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
 
 def placed(args: Sequence[Any], fds: Sequence[int]) -> list[Any]:
-    """The arguments of a call, with what their places stand for: bytes [n] uint8, or a descriptor."""
+    """The arguments of a call, with the values of their placeholders: bytes [n] uint8, or a descriptor."""
     found = [x for x in args if isinstance(x, Place)]
     real = {x.which: fds[x.which] if x.lent else mapped(fds[x.which]) for x in found}
     return [real[x.which] if isinstance(x, Place) else x for x in args]

@@ -23,7 +23,7 @@ def make_backend(
     object_store_mb: int = 0,
     words: tuple[str, str] = ROOM,
 ) -> Backend:
-    """The backend of this name, with room for so many runners.
+    """The backend of this name, with room for this many runners.
 
     Args:
         address: of a Ray cluster, see `start_ray`; a local one counts as many CPUs as the runners need.

@@ -1,7 +1,7 @@
-"""The note of a runner: words that its own code sets while a call is under way, and its owner reads meanwhile.
+"""The note of a runner: words that its code sets during a call, and its owner reads meanwhile.
 
-Learners note in the first word the number of each collective that they enter, as one that hangs in its midst answers no
-call. The others are for whoever the runner is: samplers keep the activity of their environments there.
+Learners note in the first word the number of each collective that they enter, as one that hangs in a collective answers
+no call. The other words are free: samplers keep the activity of their environments there.
 """
 
 from __future__ import annotations

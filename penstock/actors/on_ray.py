@@ -41,7 +41,7 @@ def place_runners(strategy: Any) -> None:
 
 
 class Ray:
-    """Backend whose runners are actors; arguments and results are pickled both ways among nodes that trust each other.
+    """Backend with Ray actors as runners; nodes trust each other, and pickle arguments and results.
 
     Args:
         address: see `start_ray`.
@@ -61,7 +61,7 @@ class Ray:
     ) -> None:
         self.cluster = start_ray(address, num_cpus=cluster_cpus, store_bytes=store_bytes)
         self._ray, self._closed = self.cluster.ray, False
-        # A local cluster counts as many CPUs as the first who asked for it needs; others are placed whatever it counts.
+        # A local cluster has as many CPUs as its first user needs; later users are placed regardless of CPUs.
         shared = self.cluster.origin == "started" and self.cluster.holders > 1 and not _places
         self._num_cpus = 0.0 if shared else num_cpus
         self._actors: dict[type, Any] = {}
@@ -73,9 +73,9 @@ class Ray:
         """Calls that return where each actor can be watched."""
 
     def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
-        """Raises ConfigError if the cluster cannot place so many runners even with nothing else on it.
+        """Raises ConfigError if the cluster, even without other load, cannot place this many runners.
 
-        A cluster that grows by itself counts as what it is now: give it its least size, or a smaller `num_cpus`.
+        A cluster that scales automatically counts at its present size: raise its minimum size, or lower `num_cpus`.
         """
         if _places:
             return  # it is reserved
@@ -184,7 +184,7 @@ class Ray:
         return self._ray
 
     def _told(self, key: str, error: Any, timeout_s: float) -> RunnerError:
-        """What an error of Ray's means, in a line, with the runner's traceback or the end of its standard error."""
+        """Explains an error of Ray in a line, with the runner's traceback or the end of its standard error."""
         name, kinds = self._names.get(key, "a runner"), self._ray.exceptions
         lines = [line for line in _COLOUR.sub("", str(error)).strip().splitlines() if line.strip(" ^~")]
         text, last = "\n".join(lines), _raised(lines) or type(error).__name__
@@ -192,7 +192,7 @@ class Ray:
             return RunnerError("timeout", f"{name}: no result within {timeout_s:.3g} s{self.crowded()}")
         if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
             return RunnerError("exception", f"{name} raised {last}", text, last.partition(":")[0].rpartition(".")[2])
-        if key in self._names and key not in self._runners:  # Ray may say that it died, whoever was first to see it
+        if key in self._names and key not in self._runners:  # Ray may report the death before or after us
             return RunnerError("exit", f"{name} was killed by its owner", text)
         if isinstance(error, kinds.OutOfMemoryError) or "NODE_OUT_OF_MEMORY" in text:
             return RunnerError("oom", f"{name} was killed for want of memory: {lines[0]}", text)
@@ -213,7 +213,7 @@ class Ray:
         )
 
     def _last_words(self, text: str) -> str:
-        """The end of what a dead runner wrote to standard error, where its cluster is of this machine."""
+        """The end of a dead runner's standard error, if its cluster runs on this machine."""
         pid = re.search(r"^\s*pid: (\d+)$", text, re.MULTILINE)
         if pid is None or not self.cluster.folder:
             return text
@@ -231,13 +231,13 @@ def _refused(what: str, error: TypeError) -> ConfigError:
 
 
 def _share(sizes: list[float], runners: int) -> float:
-    """Most CPUs for each runner with which so many fit on nodes of these sizes."""
+    """Most CPUs for each runner with which this many fit on nodes of these sizes."""
     shares = [size / n for size in sizes for n in range(1, runners + 1) if size]
     return max((x for x in shares if sum(int(size / x + 1e-6) for size in sizes) >= runners), default=0.0)
 
 
 def _raised(lines: list[str]) -> str:
-    """What stands under a traceback: the error's name and text. Our errors may have another traceback in their text."""
+    """The last part of a traceback: the error's name and text. Our errors may have another traceback in their text."""
     ours = [i for i, line in enumerate(lines) if line.startswith(_OURS)]
     inside = [i for i, line in enumerate(lines) if line[:1].isspace()]
     start = ours[-1] if ours else inside[-1] + 1 if inside else 0
@@ -245,7 +245,7 @@ def _raised(lines: list[str]) -> str:
 
 
 def _cause(error: str, text: str, last: str) -> tuple[DeathKind, str]:
-    """The kind of a death, and what is known of it; Ray tells it in words alone."""
+    """Kind and details of a death, parsed from Ray's message, their only source."""
     if error in _NODE or "node has died" in text or "node was terminated" in text:
         return "node", f"is gone with its node: {last.strip()}"
     code = re.search(r"exits with an exit code (-?\d+)", text)

@@ -21,14 +21,14 @@ from penstock.processes.tether import Tether
 DESCRIPTORS = 5
 """File descriptors of one runner: link, note, output, crash report and end of its process."""
 INLINE_BYTES = 64 << 10
-"""What is put and not longer travels inside each call, and longer in memory that all runners share."""
+"""Largest `put` that is sent inside each call; a larger one goes to memory shared by all runners."""
 
 _LOOK_S = 0.5
 """Longest wait between two looks at how much the runners have said, which is kept in memory until then."""
 
 
 class Processes:
-    """Backend whose runners are processes of one thread, which Ctrl-C does not reach.
+    """Backend with single-threaded processes as runners, which Ctrl-C does not reach.
 
     Calls travel pickled from here to them; answers come back as plain data, which is never unpickled: nested dicts,
     lists, tuples, numbers, text, bytes, None and arrays of numbers. What runners print is kept from the terminal; its
@@ -44,7 +44,7 @@ class Processes:
         self._tether = Tether(self, _end, self._processes)
 
     def require_room(self, runners: int, words: tuple[str, str] = ROOM) -> None:
-        """Raises ConfigError if this process may not open the descriptors of so many."""
+        """Raises ConfigError if this process may not open the descriptors of this many runners."""
         require_room(runners, words[0], DESCRIPTORS, "use the in-process backend")
 
     def crowded(self) -> str:
@@ -62,7 +62,7 @@ class Processes:
         return b"".join([x.data for x in parts]) if sum(x.nbytes for x in parts) <= INLINE_BYTES else Shared(parts)
 
     def call(self, runner: Handle, method: str, *args: Any) -> Call:
-        """Sends a call, whatever the runner does."""
+        """Sends a call, also to a busy runner."""
         return self._processes[runner].call(method, args)
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
@@ -101,7 +101,7 @@ class Processes:
         return self._processes[runner].look(stacks)
 
     def kill(self, runner: Handle) -> None:
-        """Ends a process, its process group, and whatever else it started."""
+        """Ends a process, its process group, and all else that it started."""
         self._processes[runner].kill()
 
     def close(self) -> None:

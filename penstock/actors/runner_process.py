@@ -30,9 +30,9 @@ def main() -> None:
     runner, refused = _make(first)
     while (packet := receive(link)) is not None:
         send(link, packet.number, refused or _answer(runner, packet))
-        del packet  # what it brought along is let go of before the next one comes
+        del packet  # its arguments are released before the next call arrives
     link.close()
-    os._exit(0)  # whatever threads the runner has left
+    os._exit(0)  # despite threads that the runner has left
 
 
 def _make(packet: Packet) -> tuple[Any, bytes]:

@@ -19,7 +19,7 @@ from penstock.processes.stacks import stacks_of
 
 
 def watched(cls: type) -> type:
-    """The class, whose instances note and write stacks where a task on their node finds them; one for a process."""
+    """The class, with instances (one a process) that write note and stacks where a task on their node reads them."""
 
     def __init__(self: Any, *args: Any) -> None:
         note_fd, crash = note.opened()[0], os.memfd_create("penstock-crash", os.MFD_CLOEXEC)

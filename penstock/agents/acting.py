@@ -1,4 +1,4 @@
-"""One step of an agent before any environment is stepped: an example of what it records, and checks of its answers."""
+"""One step of an agent before any environment is stepped: examples of its info and state, and checks of its answers."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class ValueScale(nn.Module):
     batches: Tensor
     """Batches that made it."""
     unit: Tensor
-    """Its root, float32: what an output of 1 stands for; 1 before a return was seen."""
+    """Root of `square`, float32: the value that an output of 1 means; 1 until the first return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,10 +181,9 @@ class ValueScale(nn.Module):
 
     @torch.no_grad()
     def update(self, mean_square: Tensor, head: nn.Linear) -> None:
-        """Merges the mean square of a batch's returns; the head goes on giving the same values.
+        """Merges the mean square of a batch's returns; rescales the head, so that its values do not change.
 
-        The first batches count alike, later ones as one of a hundred. Zeros alone, and what is not finite, are passed
-        over.
+        The first batches count equally, later ones by 1/100. Skips returns that are all 0 or not finite.
         """
         counts = mean_square.isfinite() & (mean_square > 0.0)
         self.batches += counts
@@ -204,7 +203,7 @@ def _without_unit(scale: ValueScale, state: dict[str, Tensor], prefix: str, *_: 
 
 
 def value_unit(agent: Any) -> Tensor | float:
-    """What an output of 1 of the agent's value head stands for; 1 for an agent without a value scale."""
+    """The value that an output of 1 of the value head means; 1 for an agent without a value scale."""
     scale: ValueScale | None = getattr(agent, "value_scale", None)
     return 1.0 if scale is None else scale.unit
 

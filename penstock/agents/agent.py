@@ -35,15 +35,15 @@ class Agent(nn.Module):
     env_ranks = False
     """True: the last of the `noise_size` numbers is the slot's number instead, over all workers."""
     held_noise = NOTHING_HELD
-    """The first of the `noise_size` numbers that stay for several steps; by default none."""
+    """The leading part of the `noise_size` numbers that is held for several steps; by default none."""
     evaluates_with_noise = False
-    """True: deterministic evaluations act with noise as well, whose slot numbers (`env_ranks`) are negative."""
+    """True: deterministic evaluations also act with noise, by negative slot numbers (`env_ranks`)."""
     is_noisy = True
-    """False: `renew_noise` has nothing to draw, though the class defines it; then it is not called."""
+    """False: `renew_noise`, though defined, has nothing to draw and is not called."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     unseen: frozenset[str] = frozenset()
-    """Keys of a Dict observation that `act` does not read, such as the state of a team: `predict` does without."""
+    """Keys of a Dict observation that `act` does not read and `predict` does not need, such as the state of a team."""
     preparation = Preparation(EnvSpec((), ()), Net())
     """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
 
@@ -110,10 +110,10 @@ class Agent(nn.Module):
         return batch.terminal(self.preparation.net.terminal_info)
 
     def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
-        """Modules, by name, whose gradients are scaled down to `max_grad_norm` by a norm of their own.
+        """Norm groups: modules, by name, each with gradients scaled down to `max_grad_norm` by their own norm.
 
-        For networks that share nothing, as a separate actor and critic: by one norm, the larger gradient would leave
-        the other nothing. Parameters outside of them have one norm together.
+        For networks that share nothing, such as separate actor and critic: with one norm the larger gradient would
+        scale the other to almost 0. All other parameters have one norm together.
         """
         return {}
 

@@ -164,7 +164,7 @@ class ControlAgent(Agent):
         return torch.tanh(self.actor(inputs, self.prepared(inputs.obs)))
 
     def target_point(self, inputs: Inputs) -> Tensor:
-        """As `point`, of the target actor."""
+        """Like `point`, by the target actor."""
         assert self.target_actor is not None
         return torch.tanh(self.target_actor(inputs, self.prepared(inputs.obs)))
 
@@ -177,7 +177,7 @@ class ControlAgent(Agent):
         return self.critics.smallest(inputs, self.prepared(inputs.obs), action, of)
 
     def target_q(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """As `q`, of the target critics."""
+        """Like `q`, by the target critics."""
         return self.target_critics(inputs, self.prepared(inputs.obs), action)
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:

@@ -33,8 +33,8 @@ class StackedMLP(nn.Module):
     """[N, inputs] -> [k, N, outputs]: k networks of relu layers side by side, each with weights of its own.
 
     On a CPU all of them are one node of the graph, as in `penstock.agents.mlp`, and run one after the other, so that
-    what a network works on stays in the cache and nothing is put together but outputs and gradients. Elsewhere one
-    matrix product serves all.
+    the data of a network stays in the cache, and only outputs and gradients are joined. Elsewhere one matrix product
+    serves all.
     """
 
     def __init__(self, k: int, inputs: int, hidden: tuple[int, ...], outputs: int = 1) -> None:
@@ -65,8 +65,8 @@ class StackedMLP(nn.Module):
 def least(stack: nn.Module, features: Tensor, action: Tensor, of: int | None = None) -> Tensor:
     """[N] the least over the first `of` networks (None: all) of their one output for the inputs [features, action].
 
-    Of a plain `StackedMLP` gradients go to the action alone: the products for all others are spared, and each row
-    runs back through the one network that it came from.
+    For a plain `StackedMLP` only the action gets a gradient: other products are skipped, and each row runs back through
+    the one network that gave its minimum.
     """
     if not is_plain(stack, StackedMLP):
         return stack(torch.cat([features, action], -1))[:of].squeeze(-1).amin(0)
@@ -120,7 +120,7 @@ class _Stack(torch.autograd.Function):
         found = [w.new_empty(shape) for w in weights for shape in (w.shape, (len(w), 1, w.shape[2]))]
         for_x: Tensor | None = None
         networks = list(zip(_networks(weights), _networks(found), upstream[0].unbind(0)))
-        for k in reversed(range(len(networks))):  # what the last one holds may still be in the cache
+        for k in reversed(range(len(networks))):  # the last network's data may still be in the cache
             network, own, gradient = networks[k]
             inputs = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]]
             for i in reversed(range(layers)):
@@ -143,8 +143,8 @@ def _back(gradient: Tensor, weight: Tensor) -> Tensor:
 class _Smallest(torch.autograd.Function):
     """The parameters come as a list, which autograd does not look into.
 
-    What a row answers depends on its own action alone, so the slope there is found at once, while the layers' outputs
-    are in the cache, and nothing else is kept.
+    The output of a row depends on its own action alone, so the slope is computed in the forward pass, while the layers'
+    outputs are in the cache, and nothing else is kept.
     """
 
     @staticmethod

@@ -97,7 +97,7 @@ class DiscreteControlAgent(Agent):
         return self.critics(inputs, self.prepared(inputs.obs))
 
     def target_q(self, inputs: Inputs) -> Tensor:
-        """As `q`, of the target critics."""
+        """Like `q`, by the target critics."""
         return self.target_critics(inputs, self.prepared(inputs.obs))
 
     def legal_count(self, inputs: Inputs) -> Tensor:

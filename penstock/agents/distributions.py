@@ -258,7 +258,7 @@ def tanh_normal_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def sum_in_order(parts: list[Tensor]) -> Tensor:
-    """The sum from first to last, in the same order whatever the number of rows."""
+    """The sum from first to last, in the same order for any number of rows."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part

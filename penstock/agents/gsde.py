@@ -49,7 +49,7 @@ class StateDependentOutput(nn.Module):
 
 
 class StateDependentHead(nn.Module):
-    """The action head of one box in the place of an `ActionHead`: `linear` makes parameters, `forward` distributions.
+    """The action head of one box in place of an `ActionHead`: `linear` makes parameters, `forward` distributions.
 
     Args:
         center, half: [A] of the box. shape: of the action.
@@ -89,7 +89,7 @@ class _WithFeatures(nn.Module):
 
 
 class _StateDependent:
-    """A Gaussian or squashed Gaussian whose samples are made by the matrices of their rows."""
+    """A Gaussian or squashed Gaussian that samples each row by its own noise matrix."""
 
     def __init__(self, box: Gaussian, output: StateDependentOutput, h: Tensor) -> None:
         self.box, self._output, self._h = box, output, h

@@ -9,8 +9,8 @@ are as fast, and MKL costs less around a product. The machine and the shape alon
 repeats itself; acting always goes through MKL, in which the bits of a row do not depend on the rows beside it.
 
 A module may be changed in ways that act on its call alone: hooks, pruning, parametrisations, a replaced layer, tracing,
-export, transforms of functions. So whatever is fused first asks whether its layers are plain, at a fifth of a
-microsecond for each, and otherwise runs them as modules. Nothing is remembered between calls, so nothing can be stale.
+export, transforms of functions. So every fused path first checks that its layers are plain, at a fifth of a microsecond
+each, and otherwise runs them as modules. Nothing is remembered between calls, so nothing can be stale.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
 
 
 class _Chain(torch.autograd.Function):
-    """Layers 0 to activated - 1 are followed by the activation, whose derivative is a function of its output."""
+    """The activation follows layers 0 to activated - 1; its derivative is a function of its output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: Any, activated: int, *parameters: Tensor) -> Tensor:

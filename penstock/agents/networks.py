@@ -35,21 +35,22 @@ class Net:
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
     activation: Activation = "tanh"
-    """Between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
+    """Activation between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu
+    images."""
     cnn: Literal["auto", "nature", "impala", "minatar"] | tuple[tuple[int, ...], ...] = "auto"
     """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019),
     or layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
-    `minatar` take any box [H, W, C] or [C, H, W] for an image, bits and floats included. `auto` is `nature` from
-    36 x 36, and below two layers of 3 x 3."""
+    `minatar` treat any box [H, W, C] or [C, H, W] as an image, bits and floats included. `auto` is `nature` from 36 x
+    36, and below two layers of 3 x 3."""
     image: ImageRule = "auto"
-    """Which boxes are images: `auto` by the table in docs/environments.md, `yes` all of two to four axes, `no` none."""
+    """Which boxes are images: `auto`: see docs/environments.md; `yes`: all of two to four axes; `no`: none."""
     channels: Literal["auto", "first", "last"] = "auto"
-    """The end of an image that holds its channels. `auto`: the one that differs where the two other axes are equal,
-    else the smaller."""
+    """Axis of an image that holds its channels. `auto`: the one that differs if the two other axes are equal, else the
+    smaller of the two ends."""
     image_scale: Positive | Literal["auto"] = "auto"
-    """What an image's values are divided by, usually 255 or 1. `auto`: its largest bound, 1 for one that is smaller."""
+    """Divisor of an image's values, usually 255 or 1. `auto`: the upper bound of its space, at least 1."""
     shared: bool | None = None
-    """Actor and critic share their body. None: only where an image of bytes or memory makes a second one costly."""
+    """Actor and critic share their body. None: only with an image of bytes or memory, where a second body is costly."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """Memory between body and heads."""
     recurrent_size: Count = 128
@@ -59,26 +60,27 @@ class Net:
     prev_reward: bool = False
     """Feed the previous reward to the body."""
     squash: bool = False
-    """Press box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
+    """Squash box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
     log_std_init: Number | None = None
-    """First log standard deviation of box actions, where 0 spans half the box, usually -2 to 0; with gSDE of the noise
-    of each weight. None: 0, with gSDE -2, in SAC -3."""
+    """Initial log standard deviation of box actions in units of half the box, usually -2 to 0; with gSDE, that of the
+    noise of each weight. None: 0, with gSDE -2, in SAC -3."""
     use_sde: bool = False
     """gSDE (Raffin et al. 2021) for one box of actions, in PPO, A2C and SAC: noise is linear in the last features, so
     that motions are smooth."""
     sde_sample_freq: Count | None = None
-    """Steps between new noise of gSDE, usually 4 to 64; None: new for each batch (-1 in Stable-Baselines3)."""
+    """Steps after which gSDE draws new noise, usually 4 to 64; None: once a batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
     """Shift and scale box observations (not images of uint8) by their running mean and variance."""
     reward_scale: Positive = 1.0
     """Factor of rewards, for targets only; after `normalize_reward` or `clip_reward`."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of their discounted return, clipped at 10, for targets only. With n_step
-    > 1 all but R2D1 clip the discounted sum of n rewards, not each as Stable-Baselines3's VecNormalize does."""
+    > 1 all algorithms but R2D1 clip the discounted sum of n rewards, where Stable-Baselines3's VecNormalize clips
+    each."""
     clip_reward: bool = False
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
-    """Key of a recorded env info that stands for a terminal state where it is not 0, for targets only: `life_lost`."""
+    """Key of a recorded env info that targets treat as a terminal state where it is not 0, such as `life_lost`."""
 
     def __post_init__(self) -> None:
         check_settings(self, "net.")
@@ -305,7 +307,7 @@ class Encoder(nn.Module):
         )
 
     def in_words(self) -> dict[str, str]:
-        """What each box of two and more axes is taken for, by its path in the observation."""
+        """By path in the observation: whether each box of two and more axes is treated as an image or as a vector."""
         boxes = zip(self.paths, self.leaves, self.shown)
         return {
             path: f"vector of {leaf.size:,} numbers" if image is None else str(image)
@@ -328,7 +330,7 @@ class Encoder(nn.Module):
 
 
 def refuse_absurd(count: int, network: str, cure: str) -> None:
-    """Raises ConfigError for so many parameters that making them would fill the memory."""
+    """Raises ConfigError if the parameters would not fit into memory."""
     if count > ABSURD:
         raise ConfigError(
             f"{network} has {count / 1e6:,.0f} million parameters; expected at most {ABSURD / 1e6:,.0f}: {cure}"

@@ -1,4 +1,4 @@
-"""Noisy layers: weights with learned noise, which explores in the place of random actions (Fortunato et al. 2018)."""
+"""Noisy layers: weights with learned noise, which explores in place of random actions (Fortunato et al. 2018)."""
 
 from __future__ import annotations
 

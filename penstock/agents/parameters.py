@@ -23,7 +23,7 @@ def agent_device(agent: Agent) -> torch.device:
 
 
 def require_device(name: str, setting: str) -> None:
-    """Raises ConfigError, naming the setting, if this machine or this torch has no such device."""
+    """Raises ConfigError, naming the setting, if this machine or this torch lacks the device."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -91,7 +91,7 @@ def misfit(own: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
 def pack_parameters(agent: Agent) -> list[Bytes]:
     """The bytes of each parameter and buffer, [n] uint8, in the order of `tensors_of`, for `Backend.put`.
 
-    They are views of the agent's memory; copies of what is not contiguous or not on the CPU.
+    They are views of the agent's memory, or copies where a tensor is not contiguous or not on the CPU.
     """
     return [_raw(x.detach().cpu()) for x in tensors_of(agent)]
 
@@ -128,7 +128,7 @@ def _raw(x: Tensor) -> Bytes:
 
 
 def _cut(data: Any, sizes: Sequence[int]) -> Iterator[Bytes]:
-    """Views of so many bytes each, one after the other."""
+    """Consecutive views of the given sizes in bytes."""
     at = 0
     for size in sizes:
         yield np.frombuffer(data, np.uint8, size, at)

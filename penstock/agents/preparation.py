@@ -121,7 +121,7 @@ class ObsNormalizer(nn.Module):
     Images that their encoder scales pass as well. A constant column becomes 0.
 
     Args:
-        net: says what is an image.
+        net: decides which leaves are images.
     """
 
     def __init__(self, obs: Tree, net: Net = _NORMALIZED, clip: float = 10.0) -> None:

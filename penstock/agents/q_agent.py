@@ -282,7 +282,7 @@ class QAgent(Agent):
         return self.online(inputs, self.prepared(inputs.obs), state)[0]
 
     def bootstrap(self, inputs: Inputs, state: Tree = None) -> Tensor:
-        """As `forward`, of the target network."""
+        """Like `forward`, by the target network."""
         return self.target(inputs, self.prepared(inputs.obs), state)[0]
 
     def expected(self, out: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def _library(cell: nn.Module, x: Tensor, state: dict[str, Tensor]) -> tuple[Tens
 
 
 def _one_row(cell: Any, x: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """As `_library` for one row [1, B, inputs], written out: torch cannot map over its own loop.
+    """Like `_library` for one row [1, B, inputs], written out: torch cannot map over its own loop.
 
     The equations and the order of gates are those of `torch.nn.LSTM` and `torch.nn.GRU`.
     """

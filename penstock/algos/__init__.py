@@ -37,11 +37,11 @@ def make_algo(name: str) -> Any:
     Raises:
         ConfigError: an unknown name (the message says the nearest), or something that has no `build`.
     """
-    found = import_object(name) if ":" in name else None
-    if isinstance(found, type) or not callable(found) or not _is_without_arguments(found):
-        found = find_algo(name)
-        return found() if isinstance(found, type) else found
-    made = found()
+    target = import_object(name) if ":" in name else None
+    if isinstance(target, type) or not callable(target) or not _is_without_arguments(target):
+        target = find_algo(name)
+        return target() if isinstance(target, type) else target
+    made = target()
     if not callable(getattr(made, "build", None)):
         raise ConfigError(
             f"{name}() returned {made!r:.80}; expected settings with build(spec, seed, device), as ps.PPO()"
@@ -49,9 +49,9 @@ def make_algo(name: str) -> Any:
     return made
 
 
-def _is_without_arguments(found: Any) -> bool:
+def _is_without_arguments(function: Any) -> bool:
     try:
-        inspect.signature(found).bind()
+        inspect.signature(function).bind()
     except (TypeError, ValueError):
         return False
     return True
@@ -67,7 +67,7 @@ def find_algo(name: str) -> Any:
         from penstock.core.names.hints import of_algorithm
 
         raise ConfigError(f"unknown algorithm {name!r}; {of_algorithm(name, ALGOS)} (one of your own is module:NAME)")
-    found = import_object(ALGOS.get(name, name))
-    if not callable(getattr(found, "build", None)):
-        raise ConfigError(f"{name} is {found!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")
-    return found
+    algo = import_object(ALGOS.get(name, name))
+    if not callable(getattr(algo, "build", None)):
+        raise ConfigError(f"{name} is {algo!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")
+    return algo

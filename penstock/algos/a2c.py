@@ -68,11 +68,12 @@ class A2C(Settings):
     entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 0.5
-    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
+    """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
+    body."""
     max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
-    rewards does not matter then."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""

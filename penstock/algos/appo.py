@@ -25,7 +25,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
@@ -109,15 +109,15 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class APPO(InMinibatches):
+class APPO(MinibatchSettings):
     """Settings of APPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
     usual_batch = BatchSpec(T=64, B=16)
     takes_stale: ClassVar[bool] = True
-    """V-trace allows for the lag, by the ratio to the recorded log-probabilities."""
+    """V-trace corrects for the lag by the ratio to the recorded log-probabilities."""
     takes_fragments: ClassVar[bool] = True
-    """Targets need one fragment at a time: a batch may be made of any fragments, of any versions."""
+    """Targets are computed within a fragment, so a batch may join any fragments, of any versions."""
 
     epochs: Count = 4
     """Passes over each batch, usually 1 to 10."""
@@ -129,26 +129,28 @@ class APPO(InMinibatches):
     rho_bar: Bound = 1.0
     """Largest weight of a row, min(rho_bar, pi_target / mu)."""
     c_bar: Positive = 1.0
-    """Largest ratio that carries a trace on, at most `rho_bar`: how far corrections reach back, at what variance."""
+    """Largest ratio in the product of a trace, at most `rho_bar`: larger corrects further back, at more variance."""
     target_interval: Count = 2
     """Batches between copies of the policy into the target policy, usually 1 to 8."""
     target_ratio_bar: Annotated[float, Limit(1.0, math.inf)] = 2.0
-    """Largest mu / pi_target in the surrogate's ratio, pi / mu times it; the rho of the paper. inf: pi / pi_target."""
+    """Bound of mu / pi_target, which multiplies pi / mu in the surrogate's ratio (rho in the paper). inf: pi /
+    pi_target."""
     max_lag: Whole | None = None
-    """Rows that a version more than this many training steps old chose are left out; None for no bound."""
+    """Rows are left out if their actions are from a version more than this many training steps old; None: no bound."""
     clip: Rate = 0.2
     """How far the probability ratio may move from the target policy, usually 0.1 to 0.4."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 0.5
-    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
+    """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
+    body."""
     max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
-    rewards does not matter then."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

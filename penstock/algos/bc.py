@@ -18,7 +18,7 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Rate, Unit, Weight
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: BC) -> TrainBatch:
@@ -40,17 +40,17 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class BC(InMinibatches):
+class BC(MinibatchSettings):
     """Settings of BC."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     offline: ClassVar[bool] = True
-    """It learns from the actions of others: a dataset, played back by an OfflineSampler."""
+    """Learns from a dataset, which an OfflineSampler plays back."""
 
     lr: Rate = 1e-3
     """Adam's step size, usually 1e-4 to 1e-3."""
     discount: Unit = 0.99
-    """Of the reward scaler of `net.normalize_reward`; the loss has no return in it."""
+    """Discount of the returns that `net.normalize_reward` scales rewards by; the loss uses no return."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0; up to 0.01 keeps a policy from becoming certain on few data."""
     epochs: Count = 1

@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.policy import Policy
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
@@ -182,33 +182,34 @@ def _agent_with_multiplier(spec: EnvSpec, cfg: CQL) -> Agent:
 
 
 @dataclass(frozen=True)
-class CQL(FromReplay):
+class CQL(OffPolicySettings):
     """Settings of CQL."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)
     usual_batch = BatchSpec(T=16, B=16)
     takes_stale = False
     offline: ClassVar[bool] = True
-    """It learns from the actions of others: a dataset, played back by an OfflineSampler."""
+    """Learns from a dataset, which an OfflineSampler plays back."""
     epsilon: ClassVar[float] = 0.0
-    """Nothing is explored."""
+    """Exploration epsilon: 0, as the algorithm never acts to explore."""
     epsilon_low: ClassVar[float] = 0.0
 
     lr: Rate = 3e-4
     """Adam's step size of the critics, usually 1e-4 to 1e-3."""
     actor_lr: Positive | None = 1e-4
-    """Of actor and temperature, usually below the critics'; None for theirs."""
+    """Step size of actor and temperature, usually below the critics'; None for the critics' `lr`."""
     cql_alpha: NotNegative = 1.0
     """Weight of the gap between Q at all actions and at the data's, in units of Q: 0.02 to 10 for returns of about 1.
 
-    With a `threshold` where the multiplier begins. As in equation 4; half of what their code calls min_q_weight.
+    With a `threshold`: the multiplier's first value. The alpha of equation 4; half of min_q_weight in the authors'
+    code.
     """
     threshold: Number | None = None
-    """Lagrange variant: the multiplier is learned, to keep the gap below this; None: it is `cql_alpha`."""
+    """Lagrange variant: learn the multiplier so that the gap stays below this; None: the multiplier is `cql_alpha`."""
     sampled_actions: Count = 10
-    """Boxes: actions from each of three distributions at which Q is pushed down, usually 4 to 10."""
+    """Boxes: actions drawn from each of three distributions, at which Q is pushed down; usually 4 to 10."""
     entropy_backup: bool = False
-    """Boxes: targets count the entropy of the next action, as SAC's do."""
+    """Boxes: add the entropy of the next action to targets, as SAC does."""
     replay_ratio: Positive = 256.0
     """Rows trained on for each row played back; 256 with batch_size 256 is a gradient step for each."""
     learning_starts: Whole = 1_000
@@ -218,13 +219,13 @@ class CQL(FromReplay):
     alpha: Positive | Literal["auto"] = "auto"
     """Boxes: temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
-    """Boxes: entropy in nats that `auto` keeps to, of actions in [-1, 1]; None for minus the number of elements."""
+    """Boxes: entropy in nats, of actions scaled to [-1, 1], that `auto` aims at; None: minus the number of elements."""
     critics: Count = 2
-    """Boxes: critics, of which the smallest value counts."""
+    """Boxes: critics; targets and the actor use the smallest of their values."""
     replay: ReplaySettings = ReplaySettings()
-    """What is kept of what was played back, and how it is drawn."""
+    """Replay of the rows played back: how many are kept, and how they are drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, critics of boxes are of relu."""
+    """Networks of the default agent; `activation` applies to the actor, critics of boxes use relu."""
     agent: AgentFn = agent_fn
 
     def __post_init__(self) -> None:
@@ -239,7 +240,9 @@ class CQL(FromReplay):
 
     def build(self, spec: EnvSpec, seed: int = 0, device: str = "cpu", total_steps: int | None = None) -> Policy:
         choices = isinstance(spec.action, LeafSpec) and spec.action.kind == "discrete"
-        own = self.functions._replace(postprocess=postprocess_choices, loss=loss_choices) if choices else self.functions
-        policy = self.policy(own, spec, seed, device)
+        functions = (
+            self.functions._replace(postprocess=postprocess_choices, loss=loss_choices) if choices else self.functions
+        )
+        policy = self.policy(functions, spec, seed, device)
         policy.clock.begin(total_steps)
         return policy

@@ -15,7 +15,7 @@ from penstock.core.limits import Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -70,7 +70,7 @@ def agent_fn(spec: EnvSpec, cfg: DDPG) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class DDPG(FromReplay):
+class DDPG(OffPolicySettings):
     """Settings of DDPG."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
@@ -78,7 +78,7 @@ class DDPG(FromReplay):
     lr: Rate = 1e-3
     """Adam's step size of the critic, usually 3e-4 to 1e-3."""
     actor_lr: Positive | None = None
-    """Of the actor; None for the critic's. 1e-4 in the paper."""
+    """Adam's step size of the actor; None for the critic's `lr`. 1e-4 in the paper."""
     exploration_noise: Weight = 0.1
-    """Standard deviation of the noise on actions, in half the box."""
+    """Standard deviation of the noise on actions, in units of half the box."""
     agent: AgentFn = agent_fn

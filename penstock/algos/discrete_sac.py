@@ -20,7 +20,7 @@ from penstock.core.limits import Count, Positive, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -99,15 +99,15 @@ def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
 
 
 @dataclass(frozen=True)
-class DiscreteSAC(FromReplay):
+class DiscreteSAC(OffPolicySettings):
     """Settings of discrete SAC."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     actor_lr: Positive | None = None
-    """Of the actor; None for the critics'."""
+    """Step size of the actor; None for the critics' `lr`."""
     alpha_lr: Positive | None = None
-    """Of the temperature; None for the critics'."""
+    """Step size of the temperature; None for the critics' `lr`."""
     batch_size: Count = 64
     """Transitions of a gradient step, usually 64 to 512; 64 in the paper."""
     replay_ratio: Positive = 64.0
@@ -119,10 +119,10 @@ class DiscreteSAC(FromReplay):
     alpha: Positive | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
     entropy_share: Unit = 0.5
-    """Share of the largest entropy, the log of the number of legal actions, that `auto` keeps to, usually 0.2 to 0.98.
+    """Entropy that `auto` aims at, as a share of the largest one, log(legal actions); usually 0.2 to 0.98.
 
-    0.98 in the paper, which for two actions is the best one in 58 of 100 steps; 0.5 is 89 of 100.
+    The paper's 0.98 lets a policy of two actions take the better one in 58 of 100 steps; 0.5 in 89.
     """
     critics: Count = 2
-    """Critics, of which the smallest value counts."""
+    """Number of critics; targets and the actor use the smallest of their values."""
     agent: AgentFn = agent_fn

@@ -25,7 +25,7 @@ from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, 
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 from penstock.replay.storage import Storage
@@ -113,7 +113,7 @@ def agent_fn(spec: EnvSpec, cfg: DQN) -> Agent:
 
 
 @dataclass(frozen=True)
-class DQN(FromReplay):
+class DQN(OffPolicySettings):
     """Settings of DQN and Rainbow."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
@@ -131,10 +131,11 @@ class DQN(FromReplay):
     double: bool = True
     """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
     dueling: bool = False
-    """Value and advantages in two streams with hidden units of their own (Wang et al. 2016)."""
+    """Compute value and advantages in two streams, each with its own hidden units (Wang et al. 2016)."""
     dueling_hidden: tuple[Count, ...] | None = None
-    """Widths of each stream's hidden layers, after those of `net`. None: the last width of `net.hidden` is each
-    stream's own and no longer shared, 512 if there is none (as in the paper); () for streams of one linear layer."""
+    """Widths of each stream's hidden layers, which follow those of `net`. None: each stream has one hidden layer of the
+    last width of `net.hidden`, which is then not shared, or 512 if `hidden` is empty (as in the paper). (): each stream
+    is one linear layer."""
     distributional: Literal["none", "c51", "quantile"] = "none"
     """Learn the distribution of returns: over fixed atoms, or by quantiles."""
     n_atoms: Annotated[int, Limit(2)] = 51
@@ -144,16 +145,17 @@ class DQN(FromReplay):
     v_max: Number = 10.0
     """Largest return that C51 can tell apart; for rewards of 1 a step about 1 / (1 - discount)."""
     noisy: bool = False
-    """Explore by noisy layers in the place of epsilon, which is then `noisy_epsilon`. The noise of acting is new for
-    each batch, so T is to be small."""
+    """Explore by noisy layers; `noisy_epsilon` then replaces `epsilon`. Noise for acting is drawn once a batch, so
+    choose a small T."""
     noisy_epsilon: Chance = 0.0
-    """Chance of a random action besides noisy layers, after `learning_starts`; 0 in Rainbow."""
+    """With noisy layers: chance of a random action after `learning_starts`; 0 in Rainbow."""
     noisy_sigma: Positive = 0.5
-    """First deviation of noisy layers times sqrt(inputs): 0.5 in Fortunato et al. 2018, 0.1 to 0.5 elsewhere."""
+    """Initial standard deviation of noisy layers, times sqrt(inputs): 0.5 in Fortunato et al. 2018, 0.1 to 0.5
+    elsewhere."""
     epsilon: Chance = "linear(1.0, 0.05, 0.1)"
-    """Chance of a random action; with a ladder that of the slot that explores most."""
+    """Chance of a random action; with a ladder, the largest epsilon of any slot."""
     ladder: Ladder = "none"
-    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
+    """Gives every slot its own epsilon: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
     eps_eval: Unit = 0.0
@@ -161,13 +163,13 @@ class DQN(FromReplay):
     target_interval: Count = 250
     """Gradient steps between updates of the target network."""
     tau: Share = 1.0
-    """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
+    """Share of the online network in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
     huber_delta: Positive = 1.0
-    """Errors beyond this count linearly."""
+    """Huber loss: errors beyond this count linearly."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; noisy ones are of relu, whatever `activation` says."""
+    """Networks of the default agent; noisy ones use relu and ignore `activation`."""
     agent: AgentFn = agent_fn
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""IMPALA: actor-critic whose targets allow for the lag of those who act, by V-trace (Espeholt et al. 2018).
+"""IMPALA: actor-critic with V-trace targets, which correct for the lag of the actors (Espeholt et al. 2018).
 
 "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures", arXiv:1802.01561. Differs
 from the paper: losses are means over rows, not sums, Adam is the default, values and advantages are in units of returns
-(`ValueScale`), truncated episodes bootstrap, and actors and learner go in step (a batch is so many versions old, not as
-old as it happens), unless the sampler says otherwise.
+(`ValueScale`), truncated episodes bootstrap, and actors and learner go in step (the lag of a batch is fixed, not a
+matter of timing), unless the sampler says otherwise.
 """
 
 from __future__ import annotations
@@ -72,31 +72,33 @@ class IMPALA(Settings):
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=20, B=32)
     takes_stale: ClassVar[bool] = True
-    """V-trace allows for the lag, by the ratio to the recorded log-probabilities."""
+    """V-trace corrects for the lag by the ratio to the recorded log-probabilities."""
     takes_fragments: ClassVar[bool] = True
-    """Targets need one fragment at a time: a batch may be made of any fragments, of any versions."""
+    """Targets are computed within a fragment, so a batch may join any fragments, of any versions."""
 
     lr: Rate = 1e-3
     """The optimizer's step size, usually 5e-4 to 2e-3."""
     vtrace_lambda: Unit = 1.0
     """Bias against variance of targets and advantages; 1 in the paper."""
     rho_bar: Bound = 1.0
-    """Largest weight of a row, min(rho_bar, pi / mu); below inf, V is that of a policy between pi and mu."""
+    """Largest weight of a row, min(rho_bar, pi / mu); below inf, V converges to the value of a policy between pi and
+    mu."""
     c_bar: Positive = 1.0
-    """Largest ratio that carries a trace on, at most `rho_bar`: how far corrections reach back, at what variance."""
+    """Largest ratio in the product of a trace, at most `rho_bar`: larger corrects further back, at more variance."""
     max_lag: Whole | None = None
-    """Rows that a version more than this many training steps old chose are left out; None for no bound."""
+    """Rows are left out if their actions are from a version more than this many training steps old; None: no bound."""
     entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 0.5
-    """Weight of half the squared value error (others weigh the whole); it matters only for a shared body."""
+    """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
+    body."""
     max_grad_norm: Bound = 0.5
-    """Gradients are scaled down to this norm; the paper's 40 is of a sum over 640 rows."""
+    """Gradients are scaled down to this norm; the paper's 40 bounds the gradient of a sum over 640 rows."""
     normalize_advantage: bool = False
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
-    rewards does not matter then."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

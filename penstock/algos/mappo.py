@@ -1,4 +1,4 @@
-"""MAPPO: PPO whose critic sees the state of the whole team, while each agent acts on what it sees itself.
+"""MAPPO: PPO with a critic that sees the state of the whole team, while each agent acts on its own observation.
 
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games", arXiv:2103.01955. The critic is
 given the agent's own observation and `obs["state"]` side by side (section 5.2, "agent-specific"); rows of agents that
@@ -36,7 +36,7 @@ from penstock.core.spec import STATE_KEY, EnvSpec, describe
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 optimizer_fn = adam
 
@@ -130,7 +130,7 @@ class CentralCriticAgent(Agent):
         return output if self.value_scale is None else self.value_scale(output)
 
     def _visible(self, obs: Tree) -> Tree:
-        """What the actor may see."""
+        """The part of the observation that the actor may read."""
         return {key: x for key, x in obs.items() if key != STATE_KEY}
 
 
@@ -152,14 +152,14 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
 
 
 @dataclass(frozen=True)
-class MAPPO(InMinibatches):
+class MAPPO(MinibatchSettings):
     """Settings of MAPPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
-    """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
+    """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
     observes_state: ClassVar[bool] = True
-    """Observations are given the key "state"."""
+    """The environment adds the key "state" to observations."""
 
     gae_lambda: Unit = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""
@@ -170,13 +170,13 @@ class MAPPO(InMinibatches):
     value_coef: NotNegative = 1.0
     """Weight of half the squared value error, usually 0.5 to 1."""
     target_kl: Positive | None = None
-    """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
-    None: they do not."""
+    """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
+    None: it never stops early."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm; 10 in the paper."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
-    rewards does not matter then."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""
     agent: AgentFn = agent_fn

@@ -23,7 +23,7 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.columns import batch_mean
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def agent_fn(spec: EnvSpec, settings: Any) -> Agent:
@@ -95,12 +95,12 @@ def _agent_with_norm(spec: EnvSpec, cfg: MARWIL) -> Agent:
 
 
 @dataclass(frozen=True)
-class MARWIL(InMinibatches):
+class MARWIL(MinibatchSettings):
     """Settings of MARWIL."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=_agent_with_norm)
     offline: ClassVar[bool] = True
-    """It learns from the actions of others: a dataset, played back by an OfflineSampler."""
+    """Learns from a dataset, which an OfflineSampler plays back."""
 
     lr: Rate = 1e-3
     """Adam's step size, usually 1e-4 to 1e-3."""
@@ -109,13 +109,13 @@ class MARWIL(InMinibatches):
     beta: NotNegative = 1.0
     """Weight of the advantage in an action's weight, usually 0.5 to 3; 0 imitates all actions alike."""
     value_coef: NotNegative = 1.0
-    """Weight of half the squared value error in units of c^2, whatever the size of rewards."""
+    """Weight of half the squared value error over c^2, which does not depend on the size of rewards."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0."""
     max_weight: Annotated[float, Limit(1.0, math.inf)] = 20.0
-    """Largest weight of a step, so that a few steps cannot rule a batch."""
+    """Largest weight of a step, so that a few steps cannot dominate a batch."""
     norm_rate: Share = 0.01
-    """How fast c^2 follows the mean of A^2, a batch; the first batches count alike."""
+    """Share of a batch in c^2, the running mean of A^2; the first batches count equally."""
     epochs: Count = 1
     """Passes over each batch; the sampler passes over the dataset by itself."""
     minibatch: Count = 256

@@ -19,7 +19,7 @@ from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, InMinibatches
+from penstock.learn.settings import Functions, MinibatchSettings
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -67,13 +67,13 @@ optimizer_fn = adam
 
 
 @dataclass(frozen=True)
-class PPO(InMinibatches):
+class PPO(MinibatchSettings):
     """Settings of PPO."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=8)
     takes_stale = True
-    """Batches of an earlier policy are corrected for by the ratio to the recorded log-probabilities."""
+    """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
 
     gae_lambda: Unit = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""
@@ -82,15 +82,16 @@ class PPO(InMinibatches):
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
     value_coef: NotNegative = 1.0
-    """Weight of half the squared value error, usually 0.5 to 1: twice the number of libraries that weigh the whole
+    """Weight of half the squared value error, usually 0.5 to 1: double the value used in libraries that weigh the full
     square. It matters for a shared body."""
     target_kl: Positive | None = None
-    """Passes over a batch end with the first minibatch whose `approx_kl` is over 1.5 times this, usually 0.01 to 0.05;
-    None: they do not."""
+    """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
+    None: it never stops early."""
     max_grad_norm: Bound = 2.0
-    """Gradients are scaled down to this norm, of actor and critic apart where they share nothing; usually 0.5 to 10."""
+    """Gradients are scaled down to this norm, usually 0.5 to 10; actor and critic separately where they share
+    nothing."""
     normalize_advantage: bool = True
     """Shift and scale the advantages of each batch to mean 0 and deviation 1."""
     normalize_value: bool = True
-    """Learn values in units of the running root mean square of returns (`ValueScale`), advantages too: the size of
-    rewards does not matter then."""
+    """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
+    size of rewards does not matter."""

@@ -1,4 +1,4 @@
-"""QMIX and VDN: Q-learning of a team with one reward, whose joint Q is mixed of the agents' own.
+"""QMIX and VDN: Q-learning of a team with one reward; the joint Q mixes those of the agents.
 
 Sunehag et al. 2018 (VDN): Q_tot is the sum of the agents' Q. Rashid et al. 2018 (QMIX, arXiv:1803.11485): Q_tot is a
 network of them that rises with each (eq. 5), its weights made from the state of the team (section 4). Either way the
@@ -36,18 +36,18 @@ from penstock.core.spec import STATE_KEY, BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.lockstep import LockstepTransitions, TeamReward
 from penstock.replay.replay import Replay, ReplaySchedule
 
 
 def postprocess_fn(agent: TeamQAgent, x: TrainBatch, cfg: QMIX) -> TrainBatch:
     """Adds `target` [N]: r + discount * Q_tot_target(next, each agent's argmax Q)  (eq. 6; `double` says whose Q)."""
-    following, there = x["next"].flat(), x["next_valid"]
+    following, present = x["next"].flat(), x["next_valid"]
     out = agent.q.bootstrap(following)
     best = agent.q.greedy(following, agent.q(following) if cfg.double else out)
-    value = agent.q.unless_stuck(following, of_action(out, best)).reshape(there.shape)
-    joint = in_full(agent.target_mixer, value.masked_fill(~there, 0.0), agent.team_state(x, "next_state"))
+    value = agent.q.unless_stuck(following, of_action(out, best)).reshape(present.shape)
+    joint = in_full(agent.target_mixer, value.masked_fill(~present, 0.0), agent.team_state(x, "next_state"))
     target = agent.scaled_reward(x["return"]) + x["discount"] * joint
     return TrainBatch(x.inputs, {**x.rows, "target": target}, x.valid)
 
@@ -94,7 +94,7 @@ class SumMixer(nn.Module):
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX's: Q_tot [N] of q [N, K] by a layer of `hidden` elu units, whose weights hypernetworks make from the state.
+    """QMIX's mixer: Q_tot [N] of q [N, K] by a layer of `hidden` elu units; hypernetworks make weights from the state.
 
     Weights are absolute values, so Q_tot rises with each agent's Q; biases may have any sign, and the last one is a
     network of two layers (Rashid et al. 2018, section 4 and figure 2).
@@ -114,10 +114,10 @@ class MonotonicMixer(nn.Module):
 
 
 class TeamQAgent(Agent):
-    """Agents that act by their own Q (`q`, a QAgent), and mixers of what they are worth together.
+    """Agents that act by their own Q (`q`, a QAgent), and mixers that compute the joint Q.
 
     Raises:
-        ConfigError: a mixer that needs the state where observations have none, or memory.
+        ConfigError: the mixer needs a state and observations have none, or the net is recurrent.
     """
 
     unseen = frozenset((STATE_KEY,))
@@ -176,7 +176,7 @@ class TeamQAgent(Agent):
         follow(self.target_mixer, self.mixer, tau)
 
     def _visible(self, inputs: Inputs) -> Inputs:
-        """What an agent sees itself."""
+        """The agent's own observation."""
         if not _has_state(inputs.obs):
             return inputs
         return inputs._replace(obs={key: x for key, x in inputs.obs.items() if key != STATE_KEY})
@@ -192,21 +192,21 @@ def agent_fn(spec: EnvSpec, cfg: QMIX) -> Agent:
 
 
 @dataclass(frozen=True)
-class QMIX(FromReplay):
+class QMIX(OffPolicySettings):
     """Settings of QMIX and VDN."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
     usual_batch = BatchSpec(T=1, B=8)
     lockstep = True
-    """All agents act in each step: environments of turns are refused."""
+    """All agents act in each step; turn-based environments are refused."""
 
     mixer: Literal["qmix", "vdn"] = "qmix"
-    """The joint Q: a monotonic network that the state makes, or the sum of the agents' Q."""
+    """The joint Q: a monotonic network whose weights are computed from the state, or the sum of the agents' Q."""
     mixing_hidden: Count = 32
     """Units of the mixing network and of the hypernetwork of its last bias; 32 in the paper."""
     team_reward: TeamReward = "mean"
-    """The team's reward of a step, of the agents that acted: their mean (a reward that all are given counts once), or
-    their sum."""
+    """The team's reward of a step: the mean over the agents that acted (a reward given to all counts once), or the
+    sum."""
     lr: Rate = 5e-4
     """Adam's step size, usually 1e-4 to 1e-3."""
     batch_size: Count = 64
@@ -220,11 +220,11 @@ class QMIX(FromReplay):
     double: bool = True
     """The online network chooses the actions that the target networks value (van Hasselt et al. 2016)."""
     dueling: bool = False
-    """Value and advantages in two streams with hidden units of their own (Wang et al. 2016)."""
+    """Compute value and advantages in two streams, each with its own hidden units (Wang et al. 2016)."""
     epsilon: Chance = "linear(1.0, 0.05, 0.2)"
-    """Chance of a random action of an agent; with a ladder that of the slot that explores most."""
+    """Chance of a random action of an agent; with a ladder, the largest epsilon of any slot."""
     ladder: Ladder = "none"
-    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
+    """Gives every slot its own epsilon: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
     eps_eval: Unit = 0.0
@@ -232,13 +232,13 @@ class QMIX(FromReplay):
     target_interval: Count = 200
     """Gradient steps between updates of the target networks; 200 episodes in the paper."""
     tau: Share = 1.0
-    """Share of the online networks in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
+    """Share of the online networks in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
     huber_delta: Bound = float("inf")
-    """Errors beyond this count linearly; inf: half the square, as in the papers."""
+    """Huber loss: errors beyond this count linearly; inf: half the square, as in the papers."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
     net: Net = Net(hidden=(64, 64), activation="relu")
-    """The network of an agent."""
+    """Network of the agents."""
     agent: AgentFn = agent_fn
 
     @property

@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
 from penstock.replay.storage import Storage
@@ -157,7 +157,7 @@ def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
 
 
 @dataclass(frozen=True)
-class R2D1(FromReplay):
+class R2D1(OffPolicySettings):
     """Settings of R2D1."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
@@ -176,28 +176,28 @@ class R2D1(FromReplay):
     n_step: Count = 5
     """Rewards in a target before the value, usually 3 to 5."""
     burn_in: Whole = 20
-    """Rows that only refresh the stored state, usually 0 to 40."""
+    """Rows at the start of a sequence that only refresh its stored state, usually 0 to 40."""
     train_length: Count = 40
-    """Rows of a sequence that are trained on, after the burn-in; usually 20 to 80."""
+    """Rows of a sequence after the burn-in, which the loss trains on; usually 20 to 80."""
     state_interval: Count = 40
     """Rows from the start of a sequence to that of the next; `sampler.T` must divide it."""
     double: bool = True
     """The online network chooses the action that the target network values (van Hasselt et al. 2016)."""
     dueling: bool = True
-    """Value and advantages in two streams with hidden units of their own (Wang et al. 2016)."""
+    """Compute value and advantages in two streams, each with its own hidden units (Wang et al. 2016)."""
     dueling_hidden: tuple[Count, ...] | None = None
-    """Widths of each stream's hidden layers, behind the memory. None: one as wide as the memory, as in R2D2 and rlpyt;
-    () for streams of one linear layer."""
+    """Widths of each stream's hidden layers, behind the memory. None: one layer as wide as the memory, as in R2D2 and
+    rlpyt. (): each stream is one linear layer."""
     value_rescale: bool = True
     """The network learns h(Q), which shrinks large returns (Pohlen et al. 2018)."""
     rescale_eps: Positive = 1e-3
     """Slope of h where returns are large."""
     eta: Unit = 0.9
-    """Priority of a sequence: eta of its largest error, the rest of its mean error."""
+    """Priority of a sequence: eta * its largest error + (1 - eta) * its mean error."""
     epsilon: Chance = 0.4
-    """Chance of a random action; with a ladder that of the slot that explores most."""
+    """Chance of a random action; with a ladder, the largest epsilon of any slot."""
     ladder: Ladder = "ape-x"
-    """Every slot an epsilon of its own: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
+    """Gives every slot its own epsilon: `ape-x` (epsilon^(1 + 7 i / (B - 1))) or `log-space` up from `epsilon_low`."""
     epsilon_low: Share = 0.0005
     """Smallest epsilon of the `log-space` ladder."""
     eps_eval: Unit = 0.0
@@ -205,15 +205,15 @@ class R2D1(FromReplay):
     target_interval: Count = 100
     """Gradient steps between updates of the target network, usually 100 to 2,500 (Atari)."""
     tau: Share = 1.0
-    """Share of the online network in such an update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
+    """Share of the online network in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
     max_grad_norm: Bound = 80.0
     """Gradients are scaled down to this norm."""
     adam_eps: NotNegative = 1e-5
-    """Added to the optimizer's divisor; 1e-3 in the paper, beside gradients of Atari's size."""
+    """Added to the optimizer's divisor; the paper's 1e-3 suits the gradients of Atari."""
     replay: ReplaySettings = ReplaySettings(
         index="prioritized", priority_alpha=0.9, priority_beta=0.6, fresh_priority="agent"
     )
-    """What is kept and how it is drawn."""
+    """Replay: how many rows are kept, and how they are drawn."""
     net: Net = Net(hidden=(128,), activation="relu", recurrent="lstm", prev_action=True, prev_reward=True)
     """Networks of the default agent."""
     agent: AgentFn = agent_fn
@@ -235,7 +235,7 @@ class R2D1(FromReplay):
 
     @property
     def noisy_sigma(self) -> float:
-        """Of noisy layers, which it has none of."""
+        """Unused: R2D1 has no noisy layers."""
         return 0.5
 
     @property

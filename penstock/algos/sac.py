@@ -1,7 +1,7 @@
 """SAC: soft actor-critic with twin critics and automatic temperature (Haarnoja et al. 2018, arXiv:1812.05905).
 
 Differs from the paper: all three losses of a step are taken at the same parameters, n-step targets may be used, and
-truncated episodes bootstrap. Entropy is that of actions scaled to [-1, 1], whatever the environment's bounds.
+truncated episodes bootstrap. Entropy is that of actions scaled from the environment's bounds to [-1, 1].
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.core.limits import Count, Number, Positive
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -107,21 +107,21 @@ def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class SAC(FromReplay):
+class SAC(OffPolicySettings):
     """Settings of SAC."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     actor_lr: Positive | None = None
-    """Of the actor; None for the critics'."""
+    """Step size of the actor; None for the critics' `lr`."""
     alpha_lr: Positive | None = None
-    """Of the temperature; None for the critics'."""
+    """Step size of the temperature; None for the critics' `lr`."""
     target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
     alpha: Positive | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
-    """Entropy in nats that `auto` keeps to, of actions in [-1, 1]; None for minus the number of their elements."""
+    """Entropy in nats, of actions scaled to [-1, 1], that `auto` aims at; None: minus the number of elements."""
     critics: Count = 2
-    """Critics, of which the smallest value counts."""
+    """Number of critics; targets and the actor use the smallest of their values."""
     agent: AgentFn = agent_fn

@@ -46,7 +46,7 @@ MAIN, OPPONENT = "main", "opponent"
 
 
 class PastSelves(Agent):
-    """Acts by one of `members`, frozen selves of the pool and at last main as it is now, drawn at an episode's start.
+    """Acts by one of `members`, the frozen selves of the pool and last the current main, drawn at an episode's start.
 
     Noise of a step is that of a member, a number that draws the member, and the slot's number. In deterministic
     evaluations members act without noise; the draw stays.
@@ -56,15 +56,15 @@ class PastSelves(Agent):
     """
 
     games: Tensor
-    """[S] of the last matches against each place, older ones counting less; 0 in one that is free."""
+    """[S] decayed number of matches against each place; 0 in a free place."""
     score: Tensor
-    """[S] the part of `games` that main won, a draw counting half."""
+    """[S] the part of `games` that main won; a draw counts half."""
     rating: Tensor
-    """[S + 1] Elo of each place, at last main's."""
+    """[S + 1] Elo of each place; the last is main's."""
     serial: Tensor
-    """[S + 1] int64 number of the self in each place, from 1; 0: free. Main as it is now, in the last one, is -1."""
+    """[S + 1] int64 number of the self in each place, from 1; 0: free. The current main, in the last place, is -1."""
     chance: Tensor
-    """[S + 1] float32 of each member to be drawn."""
+    """[S + 1] float32 probability that each member is drawn."""
     played: Tensor
     """[3] int64: matches counted, snapshots taken, batches since the last snapshot."""
 
@@ -108,9 +108,9 @@ class PastSelves(Agent):
         serial = torch.where(first, self.serial[member], state["serial"])
         action, inner = None, None
         for m in member.unique().tolist():
-            found, _, after = self._member(m).act(inputs, state.get("inner"), self._noise_of(noise))
+            chosen, _, after = self._member(m).act(inputs, state.get("inner"), self._noise_of(noise))
             rows = member == m
-            action = found if action is None else tree_map(lambda x, y, at=rows: _where(at, x, y), found, action)
+            action = chosen if action is None else tree_map(lambda x, y, at=rows: _where(at, x, y), chosen, action)
             inner = after if inner is None else tree_map(lambda x, y, at=rows: _where(at, x, y), after, inner)
         # The place of a self may be taken before its last episode is over: then nobody is credited.
         info = {"serial": torch.where(self.serial[member] == serial, serial, torch.zeros_like(serial))}
@@ -147,8 +147,8 @@ class PastSelves(Agent):
         """A member's part of the noise; None in an evaluation in which it is to act without."""
         if noise is None or (not self._evaluated and bool(noise[0, -1] < 0.0)):
             return None
-        own = noise[:, : self._inner_noise]
-        return torch.cat((own, noise[:, -1:]), 1) if self._ranked else own
+        inner = noise[:, : self._inner_noise]
+        return torch.cat((inner, noise[:, -1:]), 1) if self._ranked else inner
 
 
 def _where(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ def _where(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def results(agent: PastSelves, batch: SampleBatch, episodes: Any) -> tuple[Tensor, Tensor]:
     """[S] matches against each place of the pool that ended in a batch, and [S] main's score in them.
 
-    Main wins where its undiscounted return is the larger one; equal ones are a draw. A game that ended before both
-    agents had moved was no match, nor was one that a fault cut, or whose opponent is in the pool no more.
+    Main wins if its undiscounted return is larger; equal returns are a draw. Games that ended before both agents had
+    moved, that a fault cut, or with an opponent that has left the pool do not count.
 
     Args:
         batch: of numpy arrays, the opponent's. episodes: `penstock.Episodes` that ended in it.
@@ -186,7 +186,7 @@ def results(agent: PastSelves, batch: SampleBatch, episodes: Any) -> tuple[Tenso
 
 
 def count(agent: PastSelves, games: Tensor, score: Tensor, cfg: SelfPlay) -> None:
-    """Adds matches [S] and main's score in them [S] to what is known, and moves main's rating."""
+    """Adds matches [S] and main's score in them [S] to the records, and updates main's rating."""
     expected = 1.0 / (1.0 + 10.0 ** ((agent.rating[:-1] - agent.rating[-1]) / 400.0))
     agent.rating[-1] += cfg.elo_k * (score - games * expected).sum()
     kept = (1.0 - games / cfg.memory).clamp(min=0.0)
@@ -196,7 +196,7 @@ def count(agent: PastSelves, games: Tensor, score: Tensor, cfg: SelfPlay) -> Non
 
 
 def win_rate(agent: PastSelves) -> Tensor:
-    """[S] main's chance to beat each place, one win and one loss added to what was seen; NaN in one that is free."""
+    """[S] main's chance to beat each place, with one win and one loss added to the record; NaN in a free place."""
     return torch.where(agent.serial[:-1] > 0, (agent.score + 1.0) / (agent.games + 2.0), torch.nan)
 
 
@@ -211,14 +211,14 @@ def matchmake(agent: PastSelves, cfg: SelfPlay) -> None:
 
 
 def snapshot(agent: PastSelves, main: Agent, cfg: SelfPlay) -> None:
-    """Freezes main into the pool where one is due: in a free place, or in place of the oldest or the easiest self."""
+    """Freezes main into the pool if a snapshot is due: into a free place, or over the oldest or the easiest self."""
     agent.played[2] += 1
-    x, there = win_rate(agent), agent.serial[:-1] > 0
-    strong = bool((x[there] >= cfg.threshold).all())
+    x, taken = win_rate(agent), agent.serial[:-1] > 0
+    strong = bool((x[taken] >= cfg.threshold).all())
     if int(agent.played[2]) < cfg.interval or not strong:
         return
-    if not bool(there.all()):
-        place = int((~there).long().argmax())
+    if not bool(taken.all()):
+        place = int((~taken).long().argmax())
     elif cfg.replace == "oldest":
         place = int(agent.serial[:-1].argmin())
     else:
@@ -266,22 +266,22 @@ class SelfPlay:
     interval: Count = 10
     """Batches from one snapshot to the next, usually 5 to 100."""
     threshold: Unit = 0.0
-    """Main's win rate against every self in the pool below which no snapshot is taken; 0: they are always, 0.55 to 0.7
-    where the pool is to hold selves that each beat those before."""
+    """Take a snapshot only if main's win rate against every self in the pool is at least this. 0: always; 0.55 to 0.7
+    makes each self beat those before it."""
     replace: Literal["easiest", "oldest"] = "easiest"
-    """The self that makes room in a full pool: the one that main beats most, or the first."""
+    """Self that a snapshot replaces in a full pool: the one that main beats most, or the oldest."""
     matchmaking: Literal["hard", "even", "uniform"] = "hard"
-    """Past selves are met by (1 - x)^hardness, x (1 - x) or all alike, x being main's win rate against them."""
+    """Weight by which a past self is drawn: (1 - x)^hardness, x (1 - x) or 1, where x is main's win rate against it."""
     hardness: Positive = 2.0
     """Power of "hard" matchmaking, usually 1 to 4."""
     latest: Unit = 0.2
-    """Share of episodes against main as it is now, usually 0.2 to 0.8; all of them until a self is frozen."""
+    """Share of episodes against the current main, usually 0.2 to 0.8; all episodes until the first snapshot."""
     memory: Count = 200
-    """Matches against a self after which older ones are forgotten."""
+    """Matches against each self that its win rate is computed over; older ones are forgotten."""
     elo_k: NotNegative = 8.0
     """How far a match moves the rating, usually 4 to 32."""
     elo: Number = 1000.0
-    """The first rating."""
+    """Initial Elo rating."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.algo, Settings):
@@ -325,7 +325,7 @@ class SelfPlay:
         """The live policies "main" and "opponent".
 
         Args:
-            spec: {"main": EnvSpec, "opponent": EnvSpec}, as of `sampler.specs`. total_steps: as of `Settings.build`.
+            spec: {"main": EnvSpec, "opponent": EnvSpec}, as in `sampler.specs`. total_steps: as in `Settings.build`.
         """
         if isinstance(spec, EnvSpec):
             raise ConfigError(
@@ -339,8 +339,8 @@ class SelfPlay:
             )
         functions = self.algo.functions
 
-        def past_selves(own: EnvSpec, settings: Any) -> Agent:
-            return PastSelves(lambda: functions.agent(own, settings), self.pool, self.elo)
+        def past_selves(opponent_spec: EnvSpec, settings: Any) -> Agent:
+            return PastSelves(lambda: functions.agent(opponent_spec, settings), self.pool, self.elo)
 
         frozen = functions._replace(agent=past_selves, replay=None, optimizer=_no_optimizer)
         main = self.algo.build(spec[MAIN], seed, device, total_steps)
@@ -350,7 +350,7 @@ class SelfPlay:
         return policies
 
     def copy_main(self, policies: PolicySet) -> None:
-        """Makes main as it is now, whom the opponent plays too, equal to main."""
+        """Copies main to the opponent's last member, the current main."""
         agent = policies[OPPONENT].agent
         assert isinstance(agent, PastSelves)
         agent.copy_main(policies[MAIN].agent)
@@ -361,8 +361,8 @@ class SelfPlay:
         batch, episodes = sampler.obtain_samples(itr)
         sampled = time.perf_counter()
         assert isinstance(batch, MultiAgentBatch)
-        found = {**train_one_step(policies, batch), **self.after_batch(policies, batch, episodes)}
-        return TrainingStep(found, episodes, batch.env_steps, sampled - started, time.perf_counter() - sampled)
+        metrics = {**train_one_step(policies, batch), **self.after_batch(policies, batch, episodes)}
+        return TrainingStep(metrics, episodes, batch.env_steps, sampled - started, time.perf_counter() - sampled)
 
     def after_batch(self, policies: PolicySet, batch: MultiAgentBatch, episodes: Any) -> ResultDict:
         """Counts the matches that ended in a batch that main has trained on, and sets the members and their chances.
@@ -373,8 +373,8 @@ class SelfPlay:
         main, agent = policies[MAIN].agent, policies[OPPONENT].agent
         assert isinstance(agent, PastSelves)
         with torch.no_grad():
-            found = torch.stack(results(agent, batch[OPPONENT], episodes))
-            games, score = policies.comm.all_reduce(found).to(agent.games.device)
+            matches = torch.stack(results(agent, batch[OPPONENT], episodes))
+            games, score = policies.comm.all_reduce(matches).to(agent.games.device)
             count(agent, games, score, self)
             snapshot(agent, main, self)
             agent.copy_main(main)

@@ -18,7 +18,7 @@ from penstock.core.limits import Count, Limit, NotNegative, Positive, Rate, Weig
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import FromReplay, Functions
+from penstock.learn.settings import Functions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -73,7 +73,7 @@ def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:
 
 
 @dataclass(frozen=True)
-class TD3(FromReplay):
+class TD3(OffPolicySettings):
     """Settings of TD3."""
 
     functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
@@ -81,15 +81,15 @@ class TD3(FromReplay):
     lr: Rate = 1e-3
     """Adam's step size of the critics, usually 3e-4 to 1e-3."""
     actor_lr: Positive | None = None
-    """Of the actor; None for the critics'."""
+    """Step size of the actor; None for the critics' `lr`."""
     policy_delay: Count = 2
-    """Gradient steps of the critics for one of the actor and the targets."""
+    """Gradient steps of the critics for each step of the actor and the targets."""
     exploration_noise: Weight = 0.1
-    """Standard deviation of the noise on actions, in half the box."""
+    """Standard deviation of the noise on actions, in units of half the box."""
     target_noise: NotNegative = 0.2
-    """Standard deviation of the noise on target actions, in half the box."""
+    """Standard deviation of the noise on target actions, in units of half the box."""
     target_noise_clip: Annotated[float, Limit(0.0, math.inf)] = 0.5
     """Largest noise on target actions."""
     critics: Count = 2
-    """Critics, of which the smallest value counts."""
+    """Number of critics; targets use the smallest of their values, the actor the first critic."""
     agent: AgentFn = agent_fn

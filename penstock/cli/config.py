@@ -35,25 +35,25 @@ def experiment_from(
     """The experiment of a settings file.
 
     A TOML file has the tables env (or just an id), algo and sampler (`name` says which, `inner.name` the one inside it)
-    and run; what it does not name is the default, and no preset applies. The config.json of a run (or its directory)
-    is read as `resume` reads it, and begins a new directory. What a trusted file names is looked for in the current
-    folder too.
+    and run; settings not named have their defaults, and no preset applies. The config.json of a run (or its directory)
+    is read as `resume` reads it, and begins a new directory. Modules that a trusted file names are also searched in the
+    current folder.
 
     Args:
         algo, env: of the command line; the environment wins, another algorithm than the file's is refused.
-        trust: what the file names may be imported and called.
+        trust: code that the file names may be imported and called.
 
     Raises:
         ConfigError: no such file, a setting that is unknown or of the wrong type, or a TOML file that names code and is
             not trusted. CheckpointError: a damaged run, or one that is not trusted.
     """
-    from penstock.run.files.stored import CONFIG, Again, read_config, stored_modules  # it loads torch
+    from penstock.run.files.stored import CONFIG, Supplied, read_config, stored_modules  # it loads torch
 
     path = Path(path)
     if os.path.isdir(path) or path.name == CONFIG:
         run_dir = path if os.path.isdir(path) else path.parent
         search_here(stored_modules(run_dir, trust))
-        exp = read_config(run_dir, trust).to_resume(Again(env))
+        exp = read_config(run_dir, trust).to_resume(Supplied(env))
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":

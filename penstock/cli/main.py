@@ -31,7 +31,7 @@ COMMANDS = {
 
 _as_python_does = warnings.formatwarning
 _LONG = ("train", "resume", "launch", "tune")
-"""Commands whose work is on disk: they have succeeded even where what they show could not be written."""
+"""Commands with results on disk: they have succeeded even if their output could not be written."""
 _HELP = """usage: penstock COMMAND [OPTIONS]
 
 {commands}

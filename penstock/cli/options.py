@@ -38,11 +38,10 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def refuse(self, option: str, further: Iterable[str] = (), classes: Sequence[type] = ()) -> NoReturn:
-        """Exits with code 2 and names the option that an unknown one stands for, as `core.names.hints` knows it, or the
-        nearest.
+        """Exits with code 2 and names the option meant by an unknown one, from `core.names.hints`, or the nearest.
 
         Args:
-            further: options besides the parser's own, such as `--algo.lr`; without any only spellings are compared.
+            further: options besides the parser's own, such as `--algo.lr`; without them only spellings are compared.
             classes: those of algorithm, sampler and run, for which names of other libraries are judged.
         """
         known = [text for action in self._actions for text in action.option_strings] + list(further)
@@ -115,7 +114,7 @@ def _slip_of(option: str, known: Sequence[str]) -> str:
 
 
 def _setting_meant(option: str, known: Sequence[str], classes: Sequence[type]) -> str:
-    """A hint at the setting that an option stands for, "" if none is known by that name."""
+    """A hint at the setting that an option means, "" if none is known."""
     from penstock.core.names.hints import Meaning, foreign, in_words, owners  # it loads numpy, which help does not need
 
     part, _, leaf = option.removeprefix("--").replace("-", "_").rpartition(".")
@@ -166,11 +165,11 @@ def _from(least: int, text: str) -> int:
 
 
 def import_modules(modules: Sequence[str], words: Any = (), runs: Sequence[str] = (), trust: bool = False) -> None:
-    """Imports packages that register environments. What was typed may lie in the current folder; see `search_here`.
+    """Imports packages that register environments, also from the current folder if typed; see `search_here`.
 
     Args:
-        words: others that were typed, in nested lists and mappings, of which some may be `module:NAME`.
-        runs: runs that are to be opened; what they name may lie there too, if they are trusted. trust: they are.
+        words: further typed values, in nested lists and mappings, some of which may be `module:NAME`.
+        runs: runs to open; modules that trusted runs name may lie there too. trust: the runs are trusted.
 
     Raises:
         ConfigError: a package is not there.

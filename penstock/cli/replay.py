@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("action", choices=("info", "export"), help="print a summary, or write a copy")
     parser.add_argument("path", metavar="PATH", help="run directory, or checkpoint directory")
     parser.add_argument("--which", default="last", help="checkpoint of a run: last, best, or a step (default last)")
-    parser.add_argument("--policy", metavar="ID", help="of a run with several policies the one whose replay it is")
+    parser.add_argument("--policy", metavar="ID", help="policy of the replay, in a run with several")
     parser.add_argument(
         "--to", metavar="FILE.npz|DIR", help="where to export to: the rows into a new FILE.npz, the episodes into DIR"
     )
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     from rich.table import Column, Table
     from rich.text import Text
 
-    from penstock.run.files.stored import undamaged
+    from penstock.run.files.stored import as_checkpoint_error
     from penstock.run.progress import print_summary
     from penstock.run.replays.stored import fields, open_replay, open_replays, summary
 
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     replays = open_replays(path, args.which)
     replays = replays if args.policy is None else {args.policy: open_replay(path, args.which, args.policy)}
     for replay in replays.values():
-        with undamaged(replay.path):
+        with as_checkpoint_error(replay.path):
             rows, table = summary(replay), fields(replay)
         print_summary(f"replay of {path}", rows)
         arrays = Table("field", "dtype", "shape", Column("bytes", justify="right"))

@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
     parser = Parser("resume", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_import(", because it registers environments")
-    parser.add_argument("--sampler", metavar="NAME", help="another sampler, as of penstock train")
+    parser.add_argument("--sampler", metavar="NAME", help="another sampler, as in penstock train")
     parser.add_argument("--sampler.inner", dest="inner", metavar="NAME", help="another sampler inside it")
     parser.add_trust()
     args, rest = parser.parse_known_args(argv)

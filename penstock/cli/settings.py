@@ -76,7 +76,7 @@ def train_parser() -> Parser:
         help="presets of your own: a TOML file as in penstock/presets, for this algorithm",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="settings from a TOML file or a run's config.json, in the place of a preset"
+        "--config", metavar="FILE", help="settings from a TOML file or a run's config.json, in place of a preset"
     )
     parser.add_argument("--eval-env", metavar="ID", help="environment of evaluations (default: as in training)")
     parser.add_argument(

@@ -104,7 +104,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool,
 
 
 def told_unsaved(result: Result) -> bool:
-    """True if the last checkpoint could not be written; says why, as the last line of what a run prints."""
+    """True if the last checkpoint could not be written; then prints why, as the last line of the run."""
     if result.unsaved:
         print(f"penstock: CheckpointError: {result.unsaved}", file=sys.stderr, flush=True)
     return bool(result.unsaved)

@@ -29,7 +29,7 @@ _DESCRIPTION = """Searches for settings: trials of an experiment, whose scores d
   penstock tune runs/search --confirm 5             train the best settings with five other seeds
 
 Forms: loguniform(a,b), uniform(a,b), int(a,b), logint(a,b), choice(a,b,...). Schedulers: asha (successive halving),
-median, pbt (population based training), none. With --grid or --seeds it is a sweep, as of `penstock launch`.
+median, pbt (population based training), none. With --grid or --seeds it is a sweep, as in `penstock launch`.
 {both}
 Leaves DIR/best.toml, which `penstock train ALGO --env ID --preset-file DIR/best.toml` trains, and pictures.
 Exit code 1 if no trial has a score.

@@ -1,13 +1,12 @@
-"""The record: what every sampler fills and every algorithm starts from.
+"""The record: batches, which every sampler fills and every algorithm trains on.
 
 Dimension letters, here and everywhere: T time steps, B slots (environment instances times agents per instance),
 N flat samples, A actions, L sequence length, K agents, *O and *A the trailing shapes of observation and action.
 
 A row t is one environment step of one slot: `action[t]` was chosen at `obs[t]`; `reward[t]`, `terminated[t]` and
 `truncated[t]` answer it; `obs[t+1]` is its true successor wherever `valid[t]`. The step after an end is a reset row:
-its action is ignored, it is not valid, and the observation after it is `first`. Hence three rules, whatever wrote
-the batch: a row is followed only by a valid one; row 0 of a batch is row T of the one before; only valid rows are
-environment steps.
+its action is ignored, it is not valid, and the observation after it is `first`. Hence three rules for every batch: a
+row is followed only by a valid one; row 0 of a batch is row T of the one before; only valid rows are environment steps.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class SampleBatch:
 
     @property
     def inputs(self) -> Inputs:
-        """[T+1, B, ...] views of the agent's inputs; row T is what it would see next."""
+        """[T+1, B, ...] views of the agent's inputs; row T is its next input."""
         return Inputs(self.obs, self.prev_action, self.prev_reward, self.first)
 
     @property

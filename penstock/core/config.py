@@ -63,7 +63,7 @@ def known_names(cls: type[S], *args: object, **given: object) -> S:
 def check_fields(settings: Any, prefix: str = "") -> None:
     """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type.
 
-    What means the same is stored as the annotated type: a number given as text, 1e4 for a whole one, numpy's numbers,
+    Equivalent values are stored as the annotated type: a number given as text, 1e4 for a whole one, numpy's numbers,
     lists and arrays for tuples, paths and torch devices for text.
 
     Args:
@@ -101,7 +101,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any) -> Any:
-    """The inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
+    """Inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
     if isinstance(plain, Mapping):
         if "import" in plain:
             return import_object(plain["import"])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """A text without what a terminal obeys (escape sequences, other directions of writing): each as its escape.
+    """The text with each terminal control character (escape sequences, writing direction) replaced by its escape.
 
     Args:
         kept: characters that stay as they are.

@@ -153,7 +153,7 @@ def require_name(path: Path, what: str) -> None:
 
 
 def has_controls(path: Path) -> bool:
-    """True for a path with what a terminal obeys: control characters such as the escape, or directions of writing."""
+    """True for a path with terminal control characters: escapes and the like, or writing directions."""
     return any(unicodedata.category(c) == "Cc" or unicodedata.bidirectional(c) in _TURNS for c in str(path.absolute()))
 
 

@@ -35,7 +35,7 @@ class Gpu:
 
     name: str
     uuid: str
-    """As in CUDA_VISIBLE_DEVICES; empty if unknown."""
+    """The device's name in CUDA_VISIBLE_DEVICES; empty if unknown."""
     node: int | None = None
     """The NUMA node that it is attached to; None if the kernel does not say."""
 
@@ -84,9 +84,9 @@ def cpu_family(root: Path = _ROOT) -> tuple[str, int]:
 def keep_freed_memory() -> bool:
     """True if the C library keeps up to 256 MB of freed memory for what is allocated next; called before training.
 
-    A gradient step on images frees 60 MB and takes as much again in the next. What was handed back to the kernel comes
-    in pieces of 4 kB at 2 us each, a tenth of such a step. Only glibc is asked, and only if the environment variables
-    by which a user tunes it are not set.
+    A gradient step on images frees 60 MB and the next allocates as much. Memory returned to the kernel comes back in
+    pages of 4 kB at 2 us each, a tenth of the step. Only glibc is asked, and only if the environment variables by which
+    a user tunes it are not set.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

@@ -1,4 +1,4 @@
-"""Arrays larger than memory: mapped from files, and copied in chunks whose mapped pages are dropped after use."""
+"""Arrays larger than memory: mapped from files, and copied in chunks; mapped pages are dropped after use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mapping(NamedTuple):
     """Offset of that byte in the file."""
     inode: int
     name: str
-    """Of the file, spelled as in `/proc/self/fd`; it may be another file's name by now."""
+    """Name of the file, spelled as in `/proc/self/fd`; another file may have it by now."""
 
 
 def map_npy(file: BinaryIO) -> Array:
@@ -40,7 +40,7 @@ def map_npy(file: BinaryIO) -> Array:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(file)
         whole = all(isinstance(n, int) and n >= 0 for n in shape)
-    except Exception as error:  # whatever numpy's tokens and literals of a forged one lead to
+    except Exception as error:  # a forged header may make numpy's parser raise anything
         raise ValueError(f"its header is no .npy header: {error}") from error
     start, found = file.tell(), os.fstat(file.fileno()).st_size
     if not whole or dtype.kind not in "biufcSU" or found != start + math.prod(shape) * dtype.itemsize:

@@ -189,7 +189,7 @@ def policy_seed(seed: int, number: int) -> int:
 
 
 class _Placeholder(np.random.SeedSequence):
-    """The seed of a Philox whose state is set right after: without one numpy asks the system for entropy."""
+    """A fixed seed for a Philox with a state that is set right after; without one numpy asks the system for entropy."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
         return np.zeros(n_words, dtype)

@@ -61,10 +61,10 @@ def pin(cpus: Iterable[int], allowed: Iterable[int] | None = None) -> None:
     if wanted <= usable:
         try:
             os.sched_setaffinity(0, wanted)
-        except (OSError, ValueError, OverflowError):  # the control group grants none of them, or there is no such CPU
+        except (OSError, ValueError, OverflowError):  # the control group grants none of them, or they do not exist
             usable = usable - wanted
         else:
-            granted = os.sched_getaffinity(0)  # the kernel drops silently what a control group does not grant
+            granted = os.sched_getaffinity(0)  # the kernel silently drops CPUs that a control group does not grant
             if granted == wanted:
                 return
             os.sched_setaffinity(0, before)

@@ -21,8 +21,8 @@ def require_members(value: Any, protocol: type, page: str) -> None:
     """Raises ConfigError that names the first member of `protocol` that `value` lacks, its signature, and a page.
 
     Args:
-        value: an instance, or a class whose instances are meant; of a class only methods are looked for.
-        protocol: a `typing.Protocol`, or a class whose public methods and annotated attributes stand for one.
+        value: an instance, or a class; of a class only methods are checked.
+        protocol: a `typing.Protocol`, or a class with public methods and annotated attributes as members.
         page: where the documentation shows an example, such as `docs/writing-an-algorithm.md`.
     """
     defaults = any(getattr(x, "__required__", False) for x in vars(protocol).values())
@@ -56,7 +56,7 @@ def require_call(what: str, fn: Any, *arguments: str, returns: str) -> None:
         inspect.signature(fn).bind(*arguments)
     except TypeError as error:
         raise ConfigError(f"{what}={name} cannot take {' and '.join(arguments)} ({error}); {asked}") from None
-    except ValueError:  # a function of C's that does not say what it takes
+    except ValueError:  # a C function without a signature
         pass
 
 

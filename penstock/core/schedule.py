@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 Schedule = float | str
 """A number, or text: `linear(start, end)`, `linear(start, end, until)`, `linear(start, end, steps=N)`; `cosine` too.
 
-`until` is a fraction of the run; `steps` are environment steps, whatever the length of the run.
+`until` is a fraction of the run; `steps` are environment steps and do not depend on its length.
 """
 
 S = TypeVar("S")
@@ -34,7 +34,7 @@ def cosine(start: float, end: float, until: float = 1.0) -> str:
 
 
 def schedule_value(schedule: Schedule, progress: float, env_steps: int = 0) -> float:
-    """The value after a fraction `progress` of the run and so many steps. Raises ConfigError on other text."""
+    """The value after a fraction `progress` of the run and `steps` steps. Raises ConfigError on other text."""
     if isinstance(schedule, (int, float)) and math.isfinite(schedule):
         return float(schedule)
     if not isinstance(schedule, str):
@@ -83,7 +83,7 @@ def schedule_ends(schedule: Schedule) -> tuple[float, float]:
 
 
 def needs_total(schedule: Any) -> bool:
-    """True for a schedule that moves over a fraction of the run, whose length must then be known."""
+    """True for a schedule over a fraction of the run, which needs the run's length."""
     if not isinstance(schedule, str) or not _FORM.fullmatch(schedule):
         return False
     _, numbers, steps = _parsed(schedule)

@@ -36,15 +36,15 @@ class Share(NamedTuple):
     first_slot: int = 0
     """Number of its first slot, by which noise, environment seeds and messages go."""
     total_slots: int | None = None
-    """Of all samplers, over which ladders of epsilon are spread; None: this one has the last of them."""
+    """Number of slots of all samplers, which an epsilon ladder spans; None: this share ends with the last slot."""
 
     def part(self, start: int, slots: int) -> Share:
-        """The share of slots from `start` of this one's on, of at least so many in this one."""
+        """The share that begins at slot `start` of this one, which has at least `slots` slots."""
         return Share(self.first_slot + start, max(self.total_slots or 0, self.first_slot + slots))
 
 
 WHOLE = Share()
-"""Of a sampler that has all slots."""
+"""The share of a sampler that has all slots."""
 
 
 class BatchSpec(NamedTuple):
@@ -82,7 +82,7 @@ class LeafSpec:
 
     @property
     def is_image(self) -> bool:
-        """True for a uint8 box of three axes, [C, H, W] or [H, W, C]: an image whatever its size."""
+        """True for a uint8 box of three axes, [C, H, W] or [H, W, C]: an image of any size."""
         return self.kind == "box" and len(self.shape) == 3 and self.dtype == "uint8"
 
     def bound(self, name: Literal["low", "high"]) -> npt.NDArray[np.float64]:
@@ -135,7 +135,7 @@ class EnvSpec:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> EnvSpec:
-        """The inverse of `to_plain`. Raises ConfigError on anything that `to_plain` does not write."""
+        """Inverse of `to_plain`. Raises ConfigError on anything that `to_plain` does not write."""
         return EnvSpec(_tree_from_plain(plain["obs"]), _tree_from_plain(plain["action"]), int(plain["agents"]))
 
 
@@ -144,21 +144,21 @@ Specs: TypeAlias = EnvSpec | Mapping[str, EnvSpec]
 
 
 def specs_to_plain(specs: Specs) -> dict[str, Any]:
-    """As `EnvSpec.to_plain`; of several policies {"policies": {id: spec}}."""
+    """Like `EnvSpec.to_plain`; for several policies {"policies": {id: spec}}."""
     if isinstance(specs, EnvSpec):
         return specs.to_plain()
     return {"policies": {name: spec.to_plain() for name, spec in specs.items()}}
 
 
 def specs_from_plain(plain: Mapping[str, Any]) -> Specs:
-    """The inverse of `specs_to_plain`. Raises ConfigError on anything that it does not write."""
+    """Inverse of `specs_to_plain`. Raises ConfigError on data that it does not write."""
     if "policies" not in plain:
         return EnvSpec.from_plain(plain)
     return {str(name): EnvSpec.from_plain(spec) for name, spec in plain["policies"].items()}
 
 
 def choices(action: Any, size: int | None = None) -> list[tuple[int, ...]]:
-    """By leaf the sizes of what a mask covers: of `multi_binary` 2 for each element (off, on), of boxes none.
+    """Sizes of the parts of a mask, by leaf: 2 for each element of a `multi_binary` (off, on), none for a box.
 
     Args:
         size: elements of a mask, which may leave out every `multi_binary`.

@@ -75,7 +75,7 @@ def of_another(name: str, number: int) -> Ring | None:
     """A ring of this process for spans that another one reports, while a trace is active; else None.
 
     Args:
-        number: of it among the others with such a ring, for it may be on another machine.
+        number: of the process among those with a ring, for it may be on another machine.
     """
     return None if ring is None else Ring(Path(os.environ[VARIABLE]) / f"{_BEYOND_PIDS + number}.{name}")
 

@@ -50,7 +50,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def tree_kept(tree: Tree) -> Tree:
-    """The tree with copies of its numpy arrays, which somebody else may write over; other leaves are what they were."""
+    """Copies the numpy leaves, which another owner may overwrite; returns other leaves unchanged."""
     return tree_map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, tree)
 
 

@@ -1,7 +1,8 @@
 """The one codec of state, for files and between processes: JSON, and the bytes of arrays. Reading it runs no code.
 
-What is written comes back exactly, types included, or is refused: None, bools, ints, floats, text, bytes, numpy scalars
-and arrays, sample batches, and lists, tuples and dicts of these. An `Extension` adds one type that is kept as an array.
+A value is read back exactly as written, types included, or is refused: None, bools, ints, floats, text, bytes, numpy
+scalars and arrays, sample batches, and lists, tuples and dicts of these. An `Extension` adds one type that is kept as
+an array.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ALIGNMENT = 8
 _KINDS = "biufcSU"
 """Kinds of numpy's dtypes. No objects: their bytes are addresses, and a forged one would be followed."""
 _MOST_BITS = 1 << 13
-"""Of an int: Python reads no decimal number of more than 4,300 digits."""
+"""Most digits of an int: Python reads no decimal number of more than 4,300."""
 _Path = tuple[Any, ...]
 """A key of each level, the outermost last: (key, (key, ...)); formatted only where something is refused."""
 
@@ -35,7 +36,8 @@ class Extension(NamedTuple):
     to_array: Callable[[Any], tuple[Any, npt.NDArray[Any]] | None]
     """Returns plain data and a contiguous array, which may share memory; None for other types."""
     from_array: Callable[[Any, npt.NDArray[Any]], Any]
-    """The inverse, which owns the array. Raises ValueError, TypeError or RuntimeError for what is malformed."""
+    """Inverse of `to_array`; the value owns its array. Raises ValueError, TypeError or RuntimeError on malformed
+    data."""
 
 
 class Packed(NamedTuple):
@@ -53,7 +55,7 @@ def pack(value: Any, name: str = "value", extension: Extension | None = None) ->
     """A value as JSON and bytes.
 
     Raises:
-        TypeError: it holds anything else, such as an array of objects; says where, beginning with `name`.
+        TypeError: it holds another type, such as an array of objects; says where, beginning with `name`.
     """
     writer = _Writer(name, extension)
     text = json.dumps(writer.plain(value, ()), allow_nan=False, separators=(",", ":")).encode()
@@ -61,7 +63,7 @@ def pack(value: Any, name: str = "value", extension: Extension | None = None) ->
 
 
 def unpack(text: bytes, data: npt.NDArray[np.uint8], extension: Extension | None = None) -> Any:
-    """The inverse of `pack`, of [n] uint8; arrays are copies.
+    """Inverse of `pack`, of [n] uint8; arrays are copies.
 
     Raises:
         ValueError, TypeError, LookupError, RuntimeError, RecursionError: neither was written by `pack`. No more memory
@@ -77,7 +79,7 @@ def encode(value: Any, name: str = "value", extension: Extension | None = None) 
 
 
 def decode(data: bytes | mmap.mmap, extension: Extension | None = None) -> Any:
-    """The inverse of `encode`, of bytes or a mapped file; errors as of `unpack`."""
+    """Inverse of `encode`, of bytes or a mapped file; errors as in `unpack`."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size + length
     rest = memoryview(data)[start + (-start % _ALIGNMENT) :]

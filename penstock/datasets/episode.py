@@ -68,8 +68,8 @@ class EpisodeSource(Protocol):
         """Reads everything once. Raises ConfigError that names the first damaged file, or episode and row.
 
         Args:
-            checks: of values, as of environments: observations outside their space are a warning, once, with `sampled`,
-                errors with `always`, and not looked for with the others.
+            checks: of values, as in `EnvConfig.checks`: observations outside their space are a warning, once, with
+                `sampled`, errors with `always`, and not checked otherwise.
         """
         ...
 

@@ -308,7 +308,7 @@ def _read(x: Any) -> npt.NDArray[Any]:
 def _require_own(group: Any, where: str) -> None:
     """Raises ConfigError if something in an HDF5 file is a link into another file."""
 
-    def first(name: bytes, info: Any) -> str | None:  # what it returns ends the visit; an exception must not
+    def first(name: bytes, info: Any) -> str | None:  # a return value ends the visit; an exception must not
         return name.decode(errors="replace") if info.type == _EXTERNAL_LINK else None
 
     if (name := group.id.links.visit(first, info=True)) is not None:
@@ -316,7 +316,7 @@ def _require_own(group: Any, where: str) -> None:
 
 
 def _infos(group: Any) -> Mapping[str, Any]:
-    """What an episode has of infos, by key. Raises TypeError if that is no group."""
+    """The infos of an episode, by key. Raises TypeError if they are not an HDF5 group."""
     found = group.get("infos", {})
     if not isinstance(found, Mapping):
         raise TypeError(f"it is a {type(found).__name__}; expected a group of arrays")

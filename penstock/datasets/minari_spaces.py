@@ -37,7 +37,7 @@ def stored_spec(metadata: Mapping[str, Any], where: str, drop: Sequence[str] = (
         env = _builtin(json.loads(metadata["env_spec"]))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:  # whatever forged spaces lead to
+    except Exception as error:  # forged spaces may raise anything
         raise ConfigError(
             f"{where} does not say which spaces its data has ({type(error).__name__}: {error}); expected "
             "observation_space and action_space as Minari 0.5 writes them"

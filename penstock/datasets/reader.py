@@ -290,7 +290,7 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 
 def _require_sound(index: Mapping[str, Any]) -> None:
-    """Raises ValueError, TypeError or LookupError if an index holds what a writer never writes."""
+    """Raises ValueError, TypeError or LookupError if an index holds data that a writer never writes."""
     spec, info = stored_columns(index)
     counts = {"obs": len(tree_leaves(spec.obs)), "action": len(tree_leaves(spec.action)), "info": len(info)}
     columns = {"length.npy", "terminated.npy", "truncated.npy", "reward.npy"}

@@ -1,1 +1,1 @@
-"""Environments: what they show and take, how one is made and checked, and the pools that step many."""
+"""Environments: observations and actions, making and checking one, and the pools that step many."""

@@ -70,7 +70,7 @@ class NamedTurns(NamedAgents):
     """The same of agents that take turns."""
 
     def step(self, actions: Any) -> Any:
-        """As the environment's: the action of whose turn it is."""
+        """The action of the agent to act, as the environment takes it."""
         return self.env.step(actions)
 
     def last(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ class NamedTurns(NamedAgents):
 
     @property
     def agent_selection(self) -> Any:
-        """Name of the agent whose turn it is."""
+        """Name of the agent to act."""
         return self._ours.get(self.env.agent_selection, self.env.agent_selection)
 
     @property

@@ -43,8 +43,8 @@ def atari(
         sticky: probability that a frame repeats the frame's action before; 0.25 in Machado et al. 2018.
         noop_max: an episode begins with 0 to `noop_max - 1` no-ops, as in ale-py's batched environment; 0 for none.
         full_actions: all 18 actions instead of those that the game uses.
-        fire_reset: begin with FIRE in place of the first no-op, where the game has that action.
-        max_frames: emulated frames after which a game is truncated, 108,000 being half an hour.
+        fire_reset: begin with FIRE instead of the first no-op, if the game has that action.
+        max_frames: emulated frames after which a game is truncated; 108,000 are half an hour.
 
     Raises:
         ConfigError: no such game, or a setting out of range.
@@ -210,7 +210,7 @@ class Atari(gym.Env[Frame, int]):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `get_state`, on any instance with the same settings."""
+        """Inverse of `get_state`, on any instance with the same settings."""
         self._ale.reset_game()
         if not state["untouched"]:  # the first frame after a reset is special, and not in the saved state: see Q*bert
             self._ale.act(_NOOP)
@@ -223,7 +223,7 @@ class Atari(gym.Env[Frame, int]):
         self._noop_rng.set_state(dict(state["noop_rng"]))
 
     def _boot(self) -> None:
-        """Restores the state after loading; a reset leaves traces of what was played in some games, as in BeamRider."""
+        """Restores the state after loading; in some games, such as BeamRider, a reset keeps traces of earlier play."""
         self._ale.reset_game()
         self._ale.restoreState(self._loaded)
 

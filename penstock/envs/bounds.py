@@ -62,7 +62,7 @@ class OutOfBounds:
             self.found(batch, bad, training)
 
     def found(self, batch: SampleBatch, bad: Sequence[npt.NDArray[np.bool_]], training: bool = True) -> None:
-        """Counts the steps of a batch, if it is for training; warns once whatever it is for.
+        """Counts the steps of a batch, if it is for training; warns once, also for other batches.
 
         Args:
             bad: [T+1, B, *O] where values lie outside, for some leaves.

@@ -22,6 +22,7 @@ from penstock.core.noise import Purpose, env_seed, uniform
 from penstock.core.spec import MASK_KEY, EnvSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.envs.actions import action_noise_size, sample_action
+from penstock.envs.agent_observations import read_agents
 from penstock.envs.check_agents import check_agents
 from penstock.envs.closing import close_env
 from penstock.envs.conform.notes import mask_note, stateful_note
@@ -36,7 +37,6 @@ from penstock.envs.contract import (
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
 from penstock.envs.pettingzoo import is_agents_env
 from penstock.envs.seats import AgentSpecs
-from penstock.envs.shown import read_agents
 from penstock.envs.spaces import action_dtypes, env_spec
 
 _PRELUDE_STEPS = 3
@@ -62,11 +62,11 @@ class EnvReport:
     out_of_bounds: str | None = None
     """The first value seen outside its space, as a message; None if there was none, or `checks` looks at no bounds."""
     agents: AgentSpecs | None = None
-    """What each agent sees and does; None in an environment of one."""
+    """Observations and actions of each agent; None in an environment of one."""
     note: str = ""
     """Remark for the first lines of a run: how actions are masked by the environment's `action_masks()`, or ""."""
     warning: str = ""
-    """Warning about wrappers whose running statistics no checkpoint and no evaluation has; may be ""."""
+    """Warning about wrappers with running statistics, which neither checkpoints nor evaluations have; may be ""."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ def check_env(env: EnvConfig | str | Callable[..., Any], *, seed: int = 0, steps
 
     Two instances are made one after the other; the second replays the first one's seeds and actions. An environment
     that is not reproducible is no error: resume reads the report to know what it can promise. Values are checked as
-    `EnvConfig.checks` says; one outside its space is an error with `always` alone, and else stands in the report.
+    `EnvConfig.checks` says; one outside its space is an error only with `always`, else a line of the report.
 
     Raises:
         ConfigError: a space without a fixed-size array, a vector environment that does not reset at the next step.
@@ -135,7 +135,7 @@ def _play(
     record: _Record,
     expected: _Record | None = None,
 ) -> bool:
-    """Steps the environment and checks what it returns; with `expected`, replays that and stops where it differs.
+    """Steps the environment and checks its answers; with `expected`, replays that and stops where it differs.
 
     `stream` numbers independent plays: episode seeds and actions of two streams have nothing in common.
     """
@@ -226,7 +226,7 @@ def _random_action(spec: Tree, dtypes: list[np.dtype[Any]], noise: Any, obs: Any
 
 
 _WHAT_OTHERS_DO = {
-    "samestep": "SAME_STEP returns the first observation of the next episode in the place of an episode's last one",
+    "samestep": "SAME_STEP returns the first observation of the next episode in place of an episode's last one",
     "disabled": "DISABLED resets only where reset(options={'reset_mask': ...}) asks for it, which is not done here",
 }
 _WHAT_UNNAMED_DO = "which observation a step returns after an end is not known"
@@ -268,7 +268,7 @@ def _offers(env: Any, name: str) -> bool:
 
 
 def _leaves(obs: Any, spec: Tree) -> list[Any]:
-    """Observation leaves in the spec's order; subclasses of dict and tuple count as such, unlike in `tree_leaves`."""
+    """Observation leaves in the spec's order; unlike `tree_leaves`, takes subclasses of dict and tuple too."""
     if isinstance(spec, dict):
         return [leaf for key in sorted(spec) for leaf in _leaves(obs[key], spec[key])]
     if isinstance(spec, tuple):

@@ -46,7 +46,7 @@ class AgentsReport(NamedTuple):
 
 
 def check_agents(config: EnvConfig, found: AgentSpecs, seed: int, steps: int) -> AgentsReport:
-    """Plays so many random steps twice, the second time after another episode.
+    """Plays the given number of random steps twice, the second time after another episode.
 
     Raises:
         EnvContractError, EnvWorkerError: as the pools do, with agent, slot and episode.
@@ -91,7 +91,7 @@ def _twice(config: EnvConfig, seed: int, steps: int) -> tuple[list[SampleBatch],
 
 
 def _play(pool: SimultaneousPool | TurnPool, seed: int, steps: int) -> list[SampleBatch]:
-    """The batches after so many steps of environments, or moves."""
+    """The batches after the given number of environment steps, or moves."""
     outs = [
         allocate_batch(spec, BatchSpec(steps, n), None, None, pool.info_keys) for spec, n in zip(pool.specs, pool.seats)
     ]
@@ -126,7 +126,7 @@ def _out_of_bounds(outs: list[SampleBatch], specs: tuple[EnvSpec, ...], agents: 
 
 
 class _Watch:
-    """Times an environment's calls, and compares what it gave with what that has become when it is called again."""
+    """Times an environment's calls, and at each call checks that its earlier answers have not changed."""
 
     def __init__(self, env: Any, turns: bool, config: EnvConfig) -> None:
         self._env, self._name, self._compares = env, config.name, config.checks != "off"
@@ -193,7 +193,7 @@ def _raw(obs: Tree) -> Any:
 
 
 def _copied(obs: Any) -> Any:
-    """A copy of the arrays; what the contract refuses is returned: it may be nothing that can be copied."""
+    """A copy of the arrays; returns a value that the contract refuses as it is, as it may not be copyable."""
     if isinstance(obs, Mapping):
         return {key: _copied(below) for key, below in obs.items()}
     if isinstance(obs, tuple):

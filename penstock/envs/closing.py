@@ -1,4 +1,4 @@
-"""The end of an environment: an error in `close` is a warning everywhere, since what it returned before is kept."""
+"""Closing an environment: an error in `close` is a warning everywhere, since its earlier answers are kept."""
 
 from __future__ import annotations
 

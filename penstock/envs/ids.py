@@ -25,7 +25,7 @@ from penstock.envs.pettingzoo import installed_ids
 
 _ALE, _MINATAR, _TOY = "ALE/", "MinAtar/", "penstock/"
 VECTORIZED = "vectorized"
-"""Keyword argument of an id that asks for one batched environment in place of an environment for each slot."""
+"""Keyword argument of an id that makes one batched environment instead of one for each slot."""
 _MODES = (True, False, "vector_entry_point", "sync", "async")
 _MINATAR_GAMES = {
     f"{_MINATAR}{name}-v1": f"penstock.envs.minatar:{function}"
@@ -69,7 +69,7 @@ class UnknownIdError(ConfigError):
 
 
 def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
-    """The message for an unknown id: what it is called here, or where it may come from.
+    """The message for an unknown id: its name here, or the package that may register it.
 
     Args:
         imports: modules that were imported and might have registered it.
@@ -134,7 +134,7 @@ def entries_to_ship(*ids: str) -> tuple[Any, ...]:
 
 
 def take_shipped(entries: Iterable[Any]) -> None:
-    """Has ids mean here what they mean where their entries come from, unless an imported module registers them."""
+    """Registers ids here with the entries of another process, unless an imported module registers them."""
     for entry in entries:
         _shipped[entry.id] = entry
 
@@ -150,12 +150,12 @@ def entry_point(id_: str) -> Callable[..., Any] | None:
         try:
             return import_object(found)
         except (ConfigError, ImportError):
-            return None  # `make_registered` says what is wrong
+            return None  # `make_registered` raises the error
     return found
 
 
 def make_registered(id_: str, **kwargs: Any) -> Any:
-    """What Gymnasium's `make` or `make_vec` makes of an id. Raises ConfigError with the nearest for an unknown one."""
+    """Calls Gymnasium's `make` or `make_vec` for an id. Raises ConfigError with the nearest for an unknown one."""
     if id_ in _shipped:
         gym.registry.setdefault(id_, _shipped[id_])
     try:
@@ -181,7 +181,7 @@ def make_vectorized(
     """`num_envs` environments of an id as one batched environment, by the id's own if it has one, else one by one.
 
     Args:
-        vectorized: True, or as of `gymnasium.make_vec` `vector_entry_point`, `sync` or `async`.
+        vectorized: True, or as in `gymnasium.make_vec` `vector_entry_point`, `sync` or `async`.
         raw: an Atari or MinAtar id is made as Gymnasium makes it.
     """
     if vectorized not in _MODES:
@@ -202,13 +202,13 @@ def make_vectorized(
 
 
 def import_path_of(env: str) -> str:
-    """The `module:qualname` of what an id stands for, whose presets are the id's too; other texts unchanged."""
+    """The `module:qualname` of an id's entry point, which shares the id's presets; other texts unchanged."""
     env = env.partition(":")[2] if f":{_ALE}" in env else env
     return {**_TOYS, **_MINATAR_GAMES}.get(env, env)
 
 
 def note_on(env: str, kwargs: Mapping[str, Any]) -> str:
-    """A line that says what is done to an Atari game, for the head of a run; "" for any other environment."""
+    """A line on the preprocessing of an Atari game, for the head of a run; "" for any other environment."""
     env = import_path_of(env)
     if not env.startswith(_ALE) or is_raw(env, kwargs):
         return ""

@@ -73,12 +73,12 @@ class EnvConfig:
     env: str | Callable[..., Any]
     """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`.
 
-    Of many agents: `pettingzoo:FAMILY/NAME`, or a callable that makes one with PettingZoo's Parallel or AEC API.
+    For many agents: `pettingzoo:FAMILY/NAME`, or a callable that makes one with PettingZoo's Parallel or AEC API.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `gymnasium.make` or of the callable."""
     wrappers: tuple[str | Callable[..., Any], ...] = ()
-    """Applied in order, the first one innermost: `module:qualname` or callables that take the environment."""
+    """Wrappers, applied in order, the first one innermost: `module:qualname` or callables that take the environment."""
     info_keys: tuple[str, ...] = ()
     """Keys of the step `info` that are recorded in every batch; each must hold one number."""
     imports: tuple[str, ...] = ()
@@ -88,29 +88,30 @@ class EnvConfig:
 
     `sampled`: NaN and infinity are errors, looked for in the first episode of a slot, in 1 step of 64 and in every
     batch; a value outside its space is a warning, once, and counted. `always`: every step, and all are errors.
-    `finite`: as `sampled`, without a look at bounds. `off`: no values at all.
+    `finite`: as `sampled`, but bounds are not checked. `off`: values are not checked.
     """
     drop: tuple[str, ...] = ()
-    """Keys of a Dict observation, of many agents of anybody's, that are left out, such as `mission`, a text."""
+    """Keys of Dict observations (of all agents) to leave out, such as `mission`, a text."""
     text: int = 0
-    """Bytes of every text in the observation, shown as an array of that length by `TextBytes`; 0: text is refused."""
+    """Length in bytes of the array that `TextBytes` makes of each text in the observation; 0: text is refused."""
     mask_key: str | None = None
     """Key of the `info` that holds an action mask, moved into the observation by `ActionMask` as outermost wrapper.
 
-    None: the method `action_masks()` is asked, if the environment has it and no mask in its observation. "": no mask.
+    None: calls the method `action_masks()` if the environment has it and its observation holds no mask. "": no mask.
     """
     state: StateOf = ""
-    """A state for critics that see more than an agent does, under `state` in every agent's observation.
+    """State for critics that see more than an agent does; added under `state` to every agent's observation.
 
     `env`: what the environment's `state()` returns. `joint`: the observations of all agents side by side as float32,
-    choices as one-hot vectors, masks left out, zeros for an agent that is not there. Of many agents only.
+    choices as one-hot vectors, masks left out, zeros for an absent agent. Needs many agents.
     """
     seating: Seating | None = None
-    """Of an environment of many agents, who plays whom; `Policies.seat(env)` fills it in. None for one agent."""
+    """Which policy plays which agent of an environment of many; `Policies.seat(env)` fills it in. None for one
+    agent."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Given to every `reset(options=...)`, evaluations included; plain data, which is stored with the run."""
+    """Passed to every `reset(options=...)`, in evaluations too; plain data, which is stored with the run."""
     evaluation: EnvConfig | None = None
-    """What a sampler's evaluations play in, with the same spaces and policies; a run fills it in. None: this one."""
+    """Environment of a sampler's evaluations, with the same spaces and policies; a run fills it in. None: this one."""
 
     def __post_init__(self) -> None:
         refuse_made(self.env)
@@ -143,7 +144,7 @@ class EnvConfig:
     def make(self, slot: int = 0) -> AnyEnv:
         """A new environment, as the run plays it: wrapped, and reset with `options`. Its owner closes it.
 
-        An environment of many agents is a PettingZoo environment, whatever this annotation says.
+        With many agents the result is a PettingZoo environment, despite the annotation.
 
         Args:
             slot: given to a factory that names a parameter `slot`: the number among all slots of the run, below 0 for
@@ -177,7 +178,7 @@ class EnvConfig:
         return env
 
     def make_one(self, slot: int = 0) -> gym.Env[Any, Any]:
-        """As `make`, but raises NativeEnvError for a native batched environment."""
+        """Like `make`, but raises NativeEnvError for a native batched environment."""
         env = self.make(slot)
         if is_agents_env(env):
             close_env(env, self.name)
@@ -218,7 +219,7 @@ class EnvConfig:
 
     @property
     def note(self) -> str:
-        """A line on what is done to the environment without being asked; "" if nothing is."""
+        """Describes in a line how the environment is changed by default; "" if it is not."""
         return note_on(self.env, self.kwargs) if isinstance(self.env, str) else ""
 
     def _shown(self, env: AnyEnv) -> AnyEnv:
@@ -282,7 +283,7 @@ def factory_slot(number: int, evaluation: bool) -> int:
 
 
 def _asks_slot(factory: Callable[..., Any]) -> bool:
-    """True for a factory with a parameter `slot`, or an id whose class has one, to which nothing is bound yet."""
+    """True for a factory, or the class of an id, with a parameter `slot` that is not bound yet."""
     bound: dict[str, Any] = {}
     while isinstance(factory, functools.partial):
         if factory.func is make_registered:

@@ -26,7 +26,7 @@ _IN_EXTRA = ("classic", "mpe2")
 """Families that the extra `pettingzoo` brings."""
 
 _SMALL_SEEDS = ("hanabi_",)
-"""How names of environments begin whose `reset` takes a seed of 31 bits: OpenSpiel hands it to C++ as an int."""
+"""Prefix of environments with a `reset` that takes a seed of 31 bits: OpenSpiel passes it to C++ as an int."""
 
 
 class AgentsEnv(Protocol):
@@ -64,7 +64,7 @@ def lacks_for_agents(env: Any) -> str:
 
 
 def takes_turns(env: Any) -> bool:
-    """True for an AEC environment, whose agents act one after the other; False for a Parallel one."""
+    """True for an AEC environment, where agents act one after the other; False for a Parallel one."""
     return callable(getattr(env, "last", None))
 
 

@@ -19,7 +19,7 @@ _ASKED = 64
 
 @dataclass(frozen=True)
 class AgentSpecs:
-    """What an environment of many agents says of itself."""
+    """Description of an environment of many agents."""
 
     specs: Mapping[str, EnvSpec]
     """Observation and action of each of its `possible_agents`, in their order."""
@@ -32,7 +32,7 @@ class AgentSpecs:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> AgentSpecs:
-        """The inverse of `to_plain`."""
+        """Inverse of `to_plain`."""
         return AgentSpecs({agent: EnvSpec.from_plain(spec) for agent, spec in plain["specs"]}, bool(plain["turns"]))
 
 
@@ -48,7 +48,7 @@ class Seating:
     seats: tuple[int, ...]
     """Seats of each policy in one environment."""
     specs: tuple[EnvSpec, ...]
-    """Of each policy, as it is shown; `spec.agents` is its number of seats."""
+    """EnvSpec of each policy, as agents are shown it; `spec.agents` is its number of seats."""
     agents: tuple[str, ...]
     """The environment's `possible_agents`; none in an environment of one agent, which has no name there."""
     turns: bool
@@ -71,7 +71,7 @@ class Seating:
 
     @property
     def for_build(self) -> Specs:
-        """What an algorithm builds policies for: the EnvSpec of the one agent, or {policy id: EnvSpec}."""
+        """Argument of `Algorithm.build`: the EnvSpec of the one agent, or {policy id: EnvSpec}."""
         return self.by_id if self.many else self.specs[0]
 
     def most_episodes(self, T: int) -> int:

@@ -66,7 +66,7 @@ def is_text(space: Any) -> bool:
 
 
 def _cure(space: Any, where: str) -> str:
-    """What makes such a space one that fits."""
+    """The wrapper or setting that makes an unsupported space fit."""
     _, _, key = where.partition("['")
     key = key.removesuffix("']").replace("']['", "/")
     ways = [f"leave it out by env_drop=({key!r},) (--env-drop {key})"] if key and "[" not in key else []
@@ -83,7 +83,7 @@ def _cure(space: Any, where: str) -> str:
 
 
 def leaf_spec(space: Any) -> LeafSpec | None:
-    """The leaf that stands for a Box, Discrete, MultiDiscrete or MultiBinary space; None for any other."""
+    """The leaf of a Box, Discrete, MultiDiscrete or MultiBinary space; None for any other."""
     if isinstance(space, spaces.Box):
         return LeafSpec("box", space.shape, space.dtype.name, _bounds(space.low), _bounds(space.high))
     if isinstance(space, spaces.Discrete):
@@ -100,7 +100,7 @@ def leaf_spec(space: Any) -> LeafSpec | None:
 def action_dtypes(space: Any) -> list[np.dtype[Any]]:
     """The dtype in which an environment takes each leaf of its action, in the order of `tree_leaves`.
 
-    Specs and records keep the choices of a `Discrete` as int64, whatever its own dtype is.
+    Specs and records keep the choices of a `Discrete` of any dtype as int64.
     """
     if isinstance(space, spaces.Dict):
         return [dtype for key in sorted(space.spaces) for dtype in action_dtypes(space.spaces[key])]

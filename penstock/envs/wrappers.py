@@ -1,4 +1,4 @@
-"""Wrappers that change what one environment shows, or how it is reset."""
+"""Wrappers that change the observations of one environment, or its reset."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TextBytes(gym.ObservationWrapper[Any, Any, Any]):
             raise ConfigError(f"text={size} with the observation space {env.observation_space!r}, which has no text")
 
     def observation(self, observation: Any) -> Any:
-        """The observation with bytes in place of text."""
+        """The observation with bytes instead of text."""
         if isinstance(observation, str):
             return bytes_of(observation.encode(), self._size)
         if isinstance(observation, dict):
@@ -151,11 +151,11 @@ def _as_weights(weights: Sequence[float] | None) -> npt.NDArray[np.float64] | No
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
     """Shows `info[key]` as `obs["action_mask"]`, an int8 array [sum of action sizes] in which 1 is a legal action.
 
-    Without a key it shows what the environment's method `action_masks()` returns, as sb3-contrib's MaskablePPO asks it.
-    The observation becomes `{"obs": obs, "action_mask": mask}`; a Dict observation keeps its keys and gains the mask.
-    A MultiDiscrete mask is the concatenation over its dimensions, a MultiBinary one has two elements for each bit (off,
-    on), and that of a Dict or Tuple is the concatenation over its parts, boxes left out; the info may also hold a tuple
-    or dict of arrays. An episode's last step may give none.
+    Without a key it shows what the environment's method `action_masks()` returns, as sb3-contrib's MaskablePPO calls
+    it. The observation becomes `{"obs": obs, "action_mask": mask}`; a Dict observation keeps its keys and gains the
+    mask. A MultiDiscrete mask is the concatenation over its dimensions, a MultiBinary one has two elements for each bit
+    (off, on), and that of a Dict or Tuple is the concatenation over its parts, boxes left out; the info may also hold a
+    tuple or dict of arrays. An episode's last step may give none.
 
     Raises:
         ConfigError: the action space has no choices, or "action_mask" is observed already.
@@ -210,13 +210,13 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Conform(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that is not yours, in the form that the contract wants.
+    """Brings a third-party environment into the form that the contract requires.
 
     Rewards and flags in arrays, lists or tensors become a float and bools (flags that are 0 or 1), lists arrays, and
     arrays the space's dtype and shape where that changes no value but by the rounding of floats. Observations are
     copies; an info that is None is {}. Where `step` still returns `done`, `TimeLimit.truncated` of the info says which
-    end it was. Keys of Dicts are text. Of many agents it is a `ConformAgents`, whose agents have text for names, and
-    which leaves late rewards out. What means something else is left as it is, for the contract to refuse.
+    end it was. Keys of Dicts are text. With many agents it is a `ConformAgents`: names of agents become text, and late
+    rewards are dropped. Other violations stay, for the contract to refuse.
 
     Raises:
         ConfigError: a vector environment.
@@ -299,7 +299,7 @@ def _with_options(call: Callable[..., Any], options: Mapping[str, Any]) -> Calla
 
 
 def copy_obs(env: Any) -> Any:
-    """The environment of many agents itself, whose observations are copies from now on.
+    """The environment of many agents itself, changed to return copies of observations.
 
     For one that changes an observation after it was returned, such as SuperSuit's frame_stack_v1.
     """

@@ -30,11 +30,11 @@ class Loss(NamedTuple):
     priorities: Tensor | None = None
     """[N] new priorities of replayed samples, for prioritized replay."""
     stop: bool = False
-    """True: no gradient step is taken on this minibatch, and the passes over its batch end with it."""
+    """True: skip the gradient step on this minibatch, and end the training on its batch."""
     limits: Mapping[str, float] = MappingProxyType({})
-    """Metrics by name that say `stop` where they are above a number; of several learners by their common mean."""
+    """Upper limits of metrics, by name; a metric above its limit (its mean over all learners) sets `stop`."""
     rows: Tensor | None = None
-    """The number of rows that the means above are over, a scalar; None for the valid rows of the minibatch."""
+    """Number of rows that the means above are taken over, a scalar; None: the valid rows of the minibatch."""
 
 
 class Optimizer(Protocol):

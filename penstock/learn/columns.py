@@ -1,4 +1,4 @@
-"""Columns: the slots of a batch that each of several learners holds, and what they are when put together."""
+"""Each learner's slots of a batch, and gathering arrays over learners."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:
-    """Moves the agent's value scale by the returns [T, B] of the batches of all learners; returns the new unit.
+    """Updates the agent's value scale by the returns [T, B] of the batches of all learners; returns the new unit.
 
-    Advantages in it, and value errors over its square, are of about the same size whatever the rewards.
+    Advantages in this unit, and value errors over its square, do not depend on the size of rewards.
     """
     scale = getattr(agent, "value_scale", None)
     if scale is not None:
@@ -95,7 +95,7 @@ class Columns:
         return SampleBatch(**whole, state=tree_map(lambda x: self.joined(x, 0), batch.state))
 
     def whole(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """As `joined`, of arrays [n, width, ...]."""
+        """Like `joined`, for arrays [n, width, ...]."""
         return self.joined(torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
     def summed(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -73,11 +73,11 @@ class GroupComm:
     """A Comm over a process group of torch.distributed: gloo on CPU, nccl on CUDA.
 
     Args:
-        group: any of torch's, such as `torch.distributed.group.WORLD` after `init_process_group`.
+        group: a process group of torch, such as `torch.distributed.group.WORLD` after `init_process_group`.
         timeout_s: seconds that a collective waits for the other ranks.
-        device: where the group's backend wants tensors; None for what `group` says: cuda for nccl, else cpu.
+        device: where the group's backend wants tensors; None: the device of `group`, cuda for nccl, else cpu.
         entering: called with the number of each collective as it begins, so that a rank that hangs can be named.
-        looking: called now and then while a collective on the CPU waits; what it raises ends the wait.
+        looking: called now and then while a collective on the CPU waits; an exception from it ends the wait.
 
     Raises:
         LearnerLostError: by every collective, if a rank has ended or does not come in time.
@@ -135,7 +135,7 @@ class GroupComm:
         self.all_reduce(torch.zeros(1))
 
     def close(self) -> None:
-        """Lets go of the group, whose threads and sockets end with it; the other ranks must have ended, or do so."""
+        """Closes the group with its threads and sockets; the other ranks must have closed theirs, or do so now."""
         self._group = None
 
     def _done(self, what: str, begin: Callable[[], Any]) -> None:

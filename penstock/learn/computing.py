@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.algorithm import Loss
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, each
+from penstock.learn.policy_set import AnyPolicy, trained_policies
 
 Precision = Literal["float32", "bf16"]
 
@@ -33,14 +33,14 @@ def compute(policy: AnyPolicy, precision: Precision = "float32", compiled: bool 
 
     Args:
         precision: bf16 runs the products of convolutions and hidden layers in bfloat16, by torch's autocast.
-        compiled: `loss_fn`, and with replay `postprocess_fn`, go through `torch.compile`. Where that fails, a warning
-            says so once and they run as they are.
+        compiled: `loss_fn`, and with replay `postprocess_fn`, go through `torch.compile`. Where that fails, they run
+            uncompiled, after one warning.
 
     Raises:
         ConfigError: the processor has no bfloat16 products, or a recurrent policy is to be compiled.
     """
     compiler = Compiler()
-    for name, own in each(policy).items():
+    for name, own in trained_policies(policy).items():
         if compiled:
             if own.recurrent:
                 of = f" of policy {name!r}" if name else ""
@@ -85,7 +85,7 @@ def in_bf16(function: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
 
 
 def _widened(found: Any) -> Any:
-    """A Loss or TrainBatch without bfloat16, whose numbers numpy does not know; anything else as it is."""
+    """A Loss or TrainBatch without bfloat16, which numpy does not have; other values unchanged."""
 
     def wide(x: Any) -> Any:
         return x.float() if isinstance(x, Tensor) and x.dtype is torch.bfloat16 else x
@@ -129,7 +129,7 @@ class Compiler:
                 if (key := _shapes(rows, found)) not in known and isinstance(found, Loss):
                     _rehearse(agent, found)
             except Exception as error:
-                found = function(agent, rows, settings)  # what is wrong with the function itself is raised here
+                found = function(agent, rows, settings)  # an error of the function itself is raised here
                 self._give_up(error)
                 return found
             again += key in known and self._compilations > before
@@ -151,7 +151,7 @@ class Compiler:
 
         # Several totals are differentiated one after the other, so a backward pass must leave what it reads.
         functorch.donated_buffer = False  # pyright: ignore[reportAttributeAccessIssue]
-        # Of all policies together, whose shapes may be many; what is compiled without end is noticed here.
+        # Counts all policies, which may have many shapes; endless recompiling is noticed here.
         dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 4_096  # pyright: ignore
         dynamo.fail_on_recompile_limit_hit = True  # pyright: ignore[reportAttributeAccessIssue]
         sources: Any = torch.compiler.config
@@ -177,7 +177,7 @@ class Compiler:
 
 
 def _shapes(rows: Any, found: Any) -> Any:
-    """What a function is compiled for: the shapes of its rows, and which totals a loss has for them."""
+    """Key of a compiled function: the shapes of its rows, and the names of the totals of its loss."""
     totals = tuple(found.total) if isinstance(found, Loss) and isinstance(found.total, dict) else ()
     return totals, *(tuple(x.shape) for x in tree_leaves(rows) if isinstance(x, Tensor))
 

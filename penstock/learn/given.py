@@ -1,4 +1,4 @@
-"""What training functions are given: a policy and a sampler's batch, or an error that says what is needed instead."""
+"""Checks the arguments of training functions, a policy and a sampler's batch; errors say what is needed instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_given(policy: Any, batch: Any, what: str = "train_one_step") -> None:
 
 
 def _policy_text(given: Any) -> str:
-    """What was given in place of a policy, and what to give."""
+    """Describes the value given instead of a policy, and what to pass."""
     kind = type(given).__name__
     if isinstance(given, type):
         return f"the class {given.__name__}; expected a live policy: policy = ps.{given.__name__}().build(sampler.spec)"
@@ -42,7 +42,7 @@ def _policy_text(given: Any) -> str:
 
 
 def _batch_text(given: Any) -> str:
-    """What was given in place of a batch, and what to give."""
+    """Describes the value given instead of a batch, and what to pass."""
     if isinstance(given, MultiAgentBatch):
         return (
             f"a MultiAgentBatch of the policies {sorted(given)} for one Policy, which learns from its own batch: "

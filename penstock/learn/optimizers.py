@@ -27,15 +27,15 @@ class Gradients(NamedTuple):
 
     parameters: Sequence[Tensor]
     values: Sequence[Tensor | None]
-    """Of each parameter; None where it takes no part in the loss."""
+    """Gradient of each parameter; None where the loss does not depend on it."""
     total: Tensor
     """The loss, a scalar without gradient."""
 
 
 Reduce: TypeAlias = Callable[[dict[str, Gradients]], dict[str, Gradients]]
 _BACKWARD: Any = torch.autograd.Variable._execution_engine.run_backward  # pyright: ignore
-"""(outputs, gradients, retain_graph, create_graph, inputs, allow_unused, accumulate_grad) -> gradients: all that
-`torch.autograd.grad` does in the end, where what it checks before takes as long as five nodes of the graph."""
+"""(outputs, gradients, retain_graph, create_graph, inputs, allow_unused, accumulate_grad) -> gradients: the function
+that `torch.autograd.grad` calls after checks that take as long as five nodes of the graph."""
 
 
 def adam(agent: Agent, settings: Any) -> Optimizers:
@@ -150,10 +150,10 @@ def set_gradients(
 ) -> dict[str, float]:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm of each group is at most the limit.
 
-    Frozen parameters (`requires_grad_(False)`) have none, and so stay as they are, whatever their optimizer.
+    Frozen parameters (`requires_grad_(False)`) get no gradient, so no optimizer changes them.
 
     Args:
-        reduce: makes the gradients of this learner those of all, before the norm; None for one learner.
+        reduce: turns this learner's gradients into those of all learners, before the norm; None for one learner.
         group_of: the norm group of a parameter, by its id; the other parameters of an optimizer are one group, which
             has the optimizer's name.
 
@@ -277,8 +277,8 @@ class Adam:
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
     process imports torch's compiler, which takes 0.85 s. One group.
 
-    Of a unit that no row switches on, the averages of gradients shrink by beta1 a step until they are subnormal
-    numbers, and stay there; a processor takes up to a hundred times as long for these. So they are flushed to 0.
+    For a unit that no row activates, the running means of gradients shrink by beta1 a step until they are subnormal
+    numbers, on which a processor is up to a hundred times slower. So they are flushed to 0.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class Adam:
         return {"steps": self._steps, "averages": self._averages, "squares": self._squares, "group": settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
+        """Inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
         shapes = [tuple(x.shape) for x in self._averages]
         if [tuple(x.shape) for x in state["averages"]] != shapes:
             raise CheckpointError(

@@ -12,10 +12,10 @@ from penstock.core.limits import check_settings
 from penstock.core.noise import policy_seed
 from penstock.core.protocols import require_call, require_members
 from penstock.core.spec import SHARED, BatchSpec, EnvSpec, Specs
+from penstock.envs.agent_observations import with_joint_state
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.seats import AgentSpecs, seat_agents
-from penstock.envs.shown import with_joint_state
 from penstock.learn.algorithm import Algorithm, batch_of
 from penstock.learn.policy_set import PolicySet
 
@@ -33,15 +33,16 @@ class Policies:
     algos: Mapping[str, Algorithm]
     """The algorithm of each policy by its id, e.g. {"a": ps.PPO(), "b": ps.DQN()}."""
     policy_mapping_fn: Mapping[str, str] | Callable[..., str] | str | None = None
-    """Policy id by agent, or a pure function (agent, number of the episode, its seed) -> policy id, or its
-    `module:name`. It is asked at each reset and holds for the episode. None: one policy plays all agents."""
+    """Policy id by agent, or a pure function (agent, number of the episode, its seed) -> policy id, or the function's
+    `module:name`. Called at each reset, for the whole episode. None: one policy plays all agents."""
     seats: Mapping[str, int] | None = None
-    """Agents that a policy plays at once in one environment, at most. None: counted from a mapping that is a dict."""
+    """Largest number of agents that a policy plays at once in one environment. None: counted from a dict mapping."""
     policies_to_train: tuple[str, ...] | None = None
-    """Ids of those that learn; the others act only. None for all."""
+    """Ids of the policies that learn; the others only act. None: all learn."""
     min_rows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Valid rows by policy id that a policy trains on at least: {"boss": 64}. It keeps those of its batches until there
-    are so many, and their parts are counted by valid rows. For policies that act rarely, usually their minibatch."""
+    """Least number of valid rows that a policy trains on, by policy id: {"boss": 64}. It keeps the rows of its batches
+    until it has this many, and its minibatches are counted by valid rows. For policies that act rarely; usually their
+    minibatch."""
 
     def __post_init__(self) -> None:
         if isinstance(self.policy_mapping_fn, str):
@@ -124,9 +125,9 @@ class Policies:
         """The live policies.
 
         Args:
-            spec: {policy id: EnvSpec}, as of `sampler.specs`; of an environment of one agent its EnvSpec.
+            spec: {policy id: EnvSpec}, as in `sampler.specs`; for an environment of one agent its EnvSpec.
             seed: the first policy's own; the others have seeds made of it.
-            total_steps: environment steps that schedules run over in a loop of one's own; a run says it by itself.
+            total_steps: environment steps that schedules run over in your own loop; a run sets it by itself.
         """
         specs: Mapping[str, EnvSpec]
         if isinstance(spec, EnvSpec):
@@ -156,13 +157,13 @@ class Policies:
         return PolicySet(made, list(self.trained), one_agent=isinstance(spec, EnvSpec), settings=self)
 
     def seat(self, env: EnvConfig | str | Callable[..., Any], agents: AgentSpecs | None = None) -> EnvConfig:
-        """The environment with a seat for every agent, for `sampler.build`; one of a single agent is left as it is.
+        """The environment with a seat for every agent, for `sampler.build`; unchanged if it has a single agent.
 
-        Where an algorithm has `observes_state`, and `EnvConfig.state` asks for nothing, they are shown the joint
-        observation.
+        If an algorithm has `observes_state` and `EnvConfig.state` is empty, agents are shown the joint observation.
 
         Args:
-            agents: what it says of its agents, as of `penstock.check_env(env).agents`; None: it is made to ask it.
+            agents: description of its agents, as in `penstock.check_env(env).agents`; None: an instance is made and
+                asked.
 
         Raises:
             ConfigError: the mapping leaves out an agent or names an unknown one, seats are missing or too few, or a

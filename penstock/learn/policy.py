@@ -41,18 +41,18 @@ from penstock.learn.optimizers import (
     sizes_of,
 )
 from penstock.learn.predict import predict
-from penstock.learn.reduction import Reduction, check_alike
+from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
 _MEASURED_EVERY = 16
-"""Gradient steps from one whose size is measured to the next: it takes a copy of the parameters."""
+"""Gradient steps between measurements of the step's size, each of which copies the parameters."""
 _EVER = 1 << 62
 """Environment steps, more than any run has."""
 _OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
-"""What of an optimizer's group the settings decide, whatever a state was stored with."""
+"""Options of an optimizer's group that the settings decide, not a stored state."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
 """Leaves of a batch that lie in containers, and all of it as tensors."""
 
@@ -65,8 +65,7 @@ class Policy:
         epochs: passes over each batch. minibatch: rows of a gradient step, None for the whole batch.
         max_grad_norm: gradients are scaled down to this norm, group by group (`Agent.norm_groups`); None: no limit.
         standardize: rows that are shifted and scaled to mean 0 and deviation 1 over each batch, after `postprocess_fn`.
-        replay_fn: makes the replay to train on, in place of the batches themselves; `postprocess_fn` is then given
-            samples of it.
+        replay_fn: makes the replay to train on instead of batches; `postprocess_fn` then receives samples of it.
 
     Raises:
         ConfigError: settings that are no dataclass, a schedule that cannot be read, or a function that does not return
@@ -114,7 +113,7 @@ class Policy:
         self._compared = False
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
         self.algorithm = settings
-        """The settings as they were given, schedules and all."""
+        """The settings as given, with their schedules."""
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
         self._scheduled = self.settings is not settings
@@ -143,12 +142,12 @@ class Policy:
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
         self._groups = NormGroups()
-        self.counts_rows = False  # parts of a batch are counted by its valid rows, as of `Policies.min_rows`
+        self.counts_rows = False  # minibatches are counted by valid rows, as `Policies.min_rows` says
         self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
         self.progress = 0.0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
-        """True if the agent has noisy layers, whose noise each gradient step from replay draws anew."""
+        """True if the agent has noisy layers; each gradient step from replay then draws new noise."""
         self._explores = type(self.agent).set_exploration is not Agent.set_exploration
         self.agent.set_exploration(self.settings, 0)
         self.clock = Clock()
@@ -172,7 +171,7 @@ class Policy:
         self.move_schedules(progress, env_steps)
 
     def move_schedules(self, progress: float, env_steps: int = 0) -> None:
-        """Sets what `set_progress` sets; who keeps the time stays as it is."""
+        """Sets the progress like `set_progress`, but not who counts the steps."""
         self.progress = progress
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
@@ -265,8 +264,8 @@ class Policy:
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless its loss says `stop`; returns it, None if it was skipped.
 
-        Where several learners train the policy, `minibatch` is this one's share, and the loss returned has the metrics
-        of the whole minibatch.
+        With several learners `minibatch` is this one's share, and the returned loss has the metrics of the full
+        minibatch.
 
         Raises:
             NonFiniteError: loss or gradient was not finite 10 times in a row; each such step is skipped.
@@ -295,9 +294,9 @@ class Policy:
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, None, groups)
         else:
             assert self.columns is not None
-            whole = Reduction(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
-            norms = set_gradients(loss, self.optimizers, self.max_grad_norm, whole, groups)
-            if (loss := judged(whole.loss)).stop:
+            reduction = GradientAllReduce(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
+            norms = set_gradients(loss, self.optimizers, self.max_grad_norm, reduction, groups)
+            if (loss := judged(reduction.loss)).stop:
                 return loss
         if wrong := [norm for norm in norms.values() if not math.isfinite(norm)]:
             self.skipped += 1
@@ -371,7 +370,7 @@ class Policy:
             obs: in the environment's form, leaves [*O] or [N, *O].
             state: what the call before returned, None at the start of an episode. Only recurrent policies have one.
             deterministic: the distribution's mode instead of a sample.
-            prev_reward: the reward that came with `obs`, for agents that are fed it.
+            prev_reward: the reward that came with `obs`, for agents that read it.
 
         Returns:
             The action; if the policy is recurrent the pair (action, new state).
@@ -406,15 +405,15 @@ class Policy:
         return {} if self.replay_schedule is None else self.replay_schedule.replay.arrays()
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
-        """The inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
+        """Inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
         if missing := [key for key in ("agent", "optimizers", "counters") if key not in state]:
             seen = f"a policy's state has {', '.join(list(state)[:5]) or 'nothing'} and no {' and no '.join(missing)}"
             raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
         self.load_parameters(state["agent"])
         for name, optimizer in self.optimizers.items():
-            own = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
+            kept = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])
-            for group, settings in zip(optimizer.param_groups, own):
+            for group, settings in zip(optimizer.param_groups, kept):
                 group.update(settings)  # which may be others than those that the state was stored with
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]

@@ -31,10 +31,10 @@ class PolicySet(Mapping[str, Policy]):
     states and parameters have the names of a plain Policy's; with several they begin with `id/`.
 
     Args:
-        trained: ids of those that learn; the others act as at the end of their schedules.
-        one_agent: the environment is one of a single agent, whose sampler fills a SampleBatch.
-        settings: those that say who plays whom, with `seat` and `policy_mapping_fn` as `penstock.Policies` has them;
-            None if that is not known.
+        trained: ids of the policies that learn; the others act as at the end of their schedules.
+        one_agent: the environment has a single agent, so its sampler fills a SampleBatch.
+        settings: the settings that assign policies to agents, with `seat` and `policy_mapping_fn` as
+            `penstock.Policies` has them; None if unknown.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class PolicySet(Mapping[str, Policy]):
         return sum(policy.skipped for policy in self.values())
 
     def predict(self, obs: Tree, state: Tree = None, *, agent: str | None = None, **how: Any) -> Any:
-        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0, in self-play of main.
+        """The action of an agent: `Policy.predict` of the policy that plays it in episode 0; in self-play, of main.
 
         Args:
-            obs, state, how: as of `Policy.predict`.
+            obs, state, how: as in `Policy.predict`.
             agent: its name in the environment; None where one policy plays all, or in self-play.
 
         Raises:
@@ -163,13 +163,13 @@ class PolicySet(Mapping[str, Policy]):
         return self[self._mapping[agent]]
 
     def seat(self, env: Any, agents: AgentSpecs | None = None) -> EnvConfig:
-        """The environment with a seat for every agent, as of `penstock.Policies.seat`."""
+        """The environment with a seat for every agent, as in `penstock.Policies.seat`."""
         if self.settings is None:
             raise ConfigError("a PolicySet without settings, which say who plays whom; build it by ps.Policies")
         return self.settings.seat(env, agents)
 
     def set_progress(self, progress: float, env_steps: int = 0) -> None:
-        """As `Policy.set_progress`; a policy that is not trained explores as at the end of a run."""
+        """Like `Policy.set_progress`; a policy that is not trained explores as at the end of a run."""
         for name, policy in self.items():
             if name in self.trained:
                 policy.set_progress(progress, env_steps)
@@ -177,10 +177,10 @@ class PolicySet(Mapping[str, Policy]):
                 policy.act_only()
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
-        """As `Policy.prepare`, for batches of `batch.B` environments.
+        """Like `Policy.prepare`, for batches of `batch.B` environments.
 
         Args:
-            info: {id: example of the info of a row}; of an environment of one agent the example.
+            info: {id: example of the info of a row}; for an environment of one agent the example itself.
         """
         for name, policy in self.trained.items():
             own = info if self._one_agent or info is None else info[name]
@@ -231,7 +231,7 @@ class PolicySet(Mapping[str, Policy]):
             )
 
     def join(self, comm: Comm) -> None:
-        """As `Policy.join`, for each policy."""
+        """Like `Policy.join`, for each policy."""
         for name, policy in self.items():
             try:
                 policy.join(comm)
@@ -244,7 +244,7 @@ class PolicySet(Mapping[str, Policy]):
         return self._joined({name: policy.agent.state_dict() for name, policy in self.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Policy.state_dict`."""
+        """Like `Policy.state_dict`."""
         states = {name: policy.state_dict() for name, policy in self.items()}
         for name, kept in self.kept.items():
             states[name]["kept"] = kept.state_dict(self[name])
@@ -252,11 +252,11 @@ class PolicySet(Mapping[str, Policy]):
         return {"agent": agents, **self._joined(states)}
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """As `Policy.arrays`."""
+        """Like `Policy.arrays`."""
         return self._joined({name: policy.arrays() for name, policy in self.trained.items()})
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
-        """The inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies are others."""
+        """Inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies differ."""
         self._require_ids(state["agent"])
         rest = {key: value for key, value in state.items() if key != "agent"}
         agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
@@ -266,7 +266,7 @@ class PolicySet(Mapping[str, Policy]):
                 self.kept[name].load_state_dict(states[name]["kept"], policy)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """As `Policy.load_parameters`, of all policies. Raises CheckpointError if they do not fit."""
+        """Like `Policy.load_parameters`, for all policies. Raises CheckpointError if they do not fit."""
         self._require_ids(parameters)
         for name, own in self._parted(parameters).items():
             self[name].load_parameters(own)
@@ -302,7 +302,7 @@ class PolicySet(Mapping[str, Policy]):
         return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
 
     def _parted(self, whole: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The inverse of `_joined`."""
+        """Inverse of `_joined`."""
         if len(self) == 1:
             return {name: dict(whole) for name in self}
         found: dict[str, dict[str, Any]] = {name: {} for name in self}
@@ -318,12 +318,12 @@ class PolicySet(Mapping[str, Policy]):
 
 
 AnyPolicy: TypeAlias = Policy | PolicySet
-"""What an algorithm builds: one Policy, or several by id."""
+"""The result of `Algorithm.build`: one Policy, or several by id."""
 
 if TYPE_CHECKING:
 
     class LoadedPolicy(Policy, Mapping[str, Policy]):
-        """What a run returns, to type checkers: a Policy, of many agents a PolicySet; only the user knows which."""
+        """Static type of `ps.load`: a Policy, or a PolicySet for many agents; only the user knows which."""
 
         trained: dict[str, Policy]
 
@@ -338,7 +338,7 @@ def by_id(policy: AnyPolicy) -> Mapping[str, Policy]:
     return policy if isinstance(policy, PolicySet) else {SHARED: policy}
 
 
-def each(policy: AnyPolicy) -> Mapping[str, Policy]:
+def trained_policies(policy: AnyPolicy) -> Mapping[str, Policy]:
     """Those that learn, by id; a Policy alone has the id ""."""
     return policy.trained if isinstance(policy, PolicySet) else {"": policy}
 
@@ -349,7 +349,7 @@ def parameters(policy: AnyPolicy) -> dict[str, Tensor]:
 
 
 def agents_of(policy: AnyPolicy) -> Any:
-    """What `sampler.initialize` takes: an Agent, or {id: Agent} for environments of many agents."""
+    """Argument of `sampler.initialize`: an Agent, or {id: Agent} for environments of many agents."""
     return policy.agents if isinstance(policy, PolicySet) else policy.agent
 
 

@@ -1,4 +1,4 @@
-"""Reduction: the gradient step of several learners made one, by one all-reduce between gradients and norm."""
+"""GradientAllReduce: the gradient step of several learners made one, by one all-reduce between gradients and norm."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from penstock.learn.comm import Comm
 from penstock.learn.optimizers import Gradients
 
 
-class Reduction:
-    """Makes the gradients, loss and metrics of this rank's share of a minibatch those of the whole, on every rank.
+class GradientAllReduce:
+    """Turns gradients, loss and metrics of each rank's share of a minibatch into those of the full minibatch.
 
-    One flat tensor holds them all, weighted by the rows of the share, with those rows behind them: so a mean over the
-    minibatch comes out whatever the shares are, and no two ranks differ in a bit afterwards. It is float32, which half
-    precision is added in, or of more bits where a parameter has more.
+    One flat tensor holds them all, weighted by the rows of the share and followed by their number. So the result is the
+    mean over the minibatch for any shares, and bit-identical on all ranks. It is float32 (half precision is summed in
+    it), or wider where a parameter is.
 
     Args:
         agent: names parameters in messages.
-        optimizers: all of the policy, whose parameters have a place whether a loss has a total for them or not: what
-            ranks send must be of one size.
-        loss: of the own share; afterwards `loss` has the metrics of the whole minibatch, and says `stop` if any did. A
-            metric is the mean over the shares that report it.
-        share: of the minibatch; without rows that count it only takes part.
-        metrics: names that all ranks know; those that some rank reports first are added.
+        optimizers: all of the policy. All their parameters have a place, with or without a total in a loss, as ranks
+            must send equal sizes.
+        loss: of this rank's share; afterwards `loss` has the metrics of the full minibatch, and `stop` if any rank had.
+            A metric is the mean over the shares that report it.
+        share: of the minibatch; without valid rows it only takes part.
+        metrics: names that all ranks know; adds names that a rank reports for the first time.
     """
 
     def __init__(

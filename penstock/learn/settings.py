@@ -32,7 +32,8 @@ class Functions(NamedTuple):
     replay: ReplayFn | None = None
     """Makes the replay to train on; None for training on the batches themselves."""
     agent: AgentFn = _chosen_agent
-    """Makes the agent; an algorithm that adds to the one that `settings.agent` makes has its own."""
+    """Makes the agent; by default `settings.agent` does. Algorithms that add to that agent have a function of their
+    own."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Settings:
         return known_names(cls, *args, **given)
 
     functions: ClassVar[Functions]
-    """What the algorithm is made of."""
+    """Functions of the algorithm: postprocess, loss, agent, replay."""
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     recurrent_batch: ClassVar[BatchSpec | None] = None
-    """What `batch` is with a recurrent net, whose minibatches are whole columns; None for the same."""
+    """T and B with a recurrent net, where minibatches are whole columns; None: the same as `usual_batch`."""
 
     lr: Rate = 3e-4
     """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
@@ -60,10 +61,10 @@ class Settings:
     optimizer: OptimizerName = "adam"
     """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019) or rmsprop."""
     weight_decay: NotNegative | None = None
-    """Shrinks weights: with adamw by lr times this a step, usually 1e-4 to 1e-2; else added to gradients as L2. None is
-    the optimizer's own: 0.01 with adamw, 0 with the others."""
+    """Weight decay: adamw shrinks weights by lr times this each step, usually 1e-4 to 1e-2; the others add it to
+    gradients as L2. None: the optimizer's default, 0.01 with adamw, 0 with the others."""
     adam_eps: NotNegative = 1e-5
-    """Added to the optimizer's divisor, RMSprop's too, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
+    """Added to the divisor of Adam and RMSprop, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     max_grad_norm: Bound | None = None
     """Gradients are scaled down to this norm, norm group by norm group (`Agent.norm_groups`); None for no limit."""
     net: Net = Net()
@@ -109,7 +110,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class InMinibatches(Settings):
+class MinibatchSettings(Settings):
     """Settings of algorithms that pass over each batch in shuffled minibatches."""
 
     epochs: Count = 10
@@ -125,7 +126,7 @@ class InMinibatches(Settings):
 
 
 @dataclass(frozen=True)
-class FromReplay(Settings):
+class OffPolicySettings(Settings):
     """Settings of algorithms that learn from samples of replay."""
 
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=1, B=1)
@@ -146,6 +147,6 @@ class FromReplay(Settings):
     tau: Share = 0.005
     """Share of the online networks in an update of the target ones."""
     replay: ReplaySettings = ReplaySettings()
-    """What is kept and how it is drawn."""
+    """Replay: how many rows are kept, and how they are drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` is the actor's, critics are of relu."""
+    """Networks of the default agent; `activation` applies to the actor, critics use relu."""

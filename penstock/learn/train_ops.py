@@ -47,25 +47,24 @@ def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep
 def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = None) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
-    A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch; a policy of `min_rows` keeps the
-    rows of batches until it has so many.
+    A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch; a policy with `min_rows` keeps
+    the rows of batches until it has that many.
 
-    Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with;
-    the first batch of a policy that has any only sets them. With replay they are updated first, as samples are of many
-    batches.
+    Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with; the
+    first batch of a policy that has statistics only sets them. With replay they are updated first, as samples come from
+    many batches.
 
     Args:
-        env_steps: environment steps that schedules move by in a loop of one's own; None: those of the batch. Of one
-            policy of several pass those of the whole MultiAgentBatch.
+        env_steps: environment steps by which schedules advance in your own loop; None: those of the batch. For one of
+            several policies pass those of the full MultiAgentBatch.
 
     Returns:
-        `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones; of several policies
+        `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones; with several policies
         `train/ID/...` and `replay/ID/...`.
 
     Raises:
-        NonFiniteError: see `Policy.learn_on_batch`; of several policies it names the one.
-        ConfigError: something else than one policy's batch, or functions of the algorithm that return what they should
-            not.
+        NonFiniteError: see `Policy.learn_on_batch`; with several policies the message names the policy.
+        ConfigError: `batch` is not a batch of the policy, or a function of the algorithm returns a wrong type.
     """
     keep_freed_memory()
     if not (isinstance(policy, Policy) and isinstance(batch, SampleBatch) and 0 not in batch.valid.shape):
@@ -97,25 +96,25 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
 
 def _train_each(policies: PolicySet, batch: AnyBatch) -> ResultDict:
     results: ResultDict = {}
-    for name, own in policies.batches(batch).items():
+    for name, part in policies.batches(batch).items():
         policy = policies[name]
         try:
-            whole = policies.rows_due(name, own)
-            if whole is not None:
-                found = train_one_step(policy, whole, batch.env_steps)
+            rows = policies.rows_due(name, part)
+            if rows is not None:
+                metrics = train_one_step(policy, rows, batch.env_steps)
             else:
                 policy.version += 1
-                found = _counted(policy, {}, batch.env_steps)
+                metrics = _counted(policy, {}, batch.env_steps)
         except (NonFiniteError, ConfigError) as error:
             if len(policies) == 1:
                 raise
             kind = NonFiniteError if isinstance(error, NonFiniteError) else ConfigError
             raise kind(f"policy {name!r}: {error}") from error
         if name in policies.kept:
-            found["train/kept_rows"] = float(policy.of_all(policies.kept[name].rows))
+            metrics["train/kept_rows"] = float(policy.of_all(policies.kept[name].rows))
         if len(policies) == 1:
-            return found
-        results |= {_of_policy(key, name): x for key, x in found.items()}
+            return metrics
+        results |= {_of_policy(key, name): x for key, x in metrics.items()}
     return results
 
 
@@ -144,11 +143,12 @@ def multi_gpu_train_one_step(policy: AnyPolicy, batch: AnyBatch) -> ResultDict:
 def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = None) -> ResultDict:
     """Appends a batch to the policy's replay, which keeps numpy arrays, then takes the gradient steps that are due.
 
-    `postprocess_fn` and `loss_fn` are given the arrays of the replay's view, and the rows `weight` [N] where replay is
-    prioritized, `noise` [N, k] uniforms in (0, 1) where asked for, and `update`, the gradient steps before this one.
+    `postprocess_fn` and `loss_fn` receive the arrays of the replay's view, `weight` [N] if replay is prioritized,
+    `noise` [N, k] uniforms in (0, 1) if the algorithm needs them, and `update`, the number of gradient steps before
+    this one.
 
     Args:
-        env_steps: as of `train_one_step`.
+        env_steps: as in `train_one_step`.
 
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones.
@@ -200,7 +200,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
 def plan_whole(policy: Any, sampler: Any) -> None:
     """Makes room for the sampler's dataset in the policy's replay, before `policy.prepare`; warns if it is too small.
 
-    A sampler without a dataset, and a replay that gives each sample once, stay as they are.
+    Does nothing for a sampler without a dataset, or a replay that gives each sample once.
     """
     schedule, dataset = getattr(policy, "replay_schedule", None), getattr(sampler, "dataset", None)
     if schedule is None or dataset is None or schedule.replay.settings.index == "fifo":
@@ -231,7 +231,7 @@ def fill(policy: Any, sampler: Any) -> None:
 
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
-    """Warns, once, of images whose first batch holds next to nothing in the scale of their bounds."""
+    """Warns, once, if the images of the first batch are almost 0 in the scale of their bounds."""
     if policy.images_looked_at:
         return
     policy.images_looked_at = True
@@ -306,7 +306,7 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
 
 
 def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
-    """Adds what a policy has counted in all; then the steps of all learners pass, if it keeps its own time."""
+    """Adds the policy's running totals; then advances its own clock, if it keeps one, by the steps of all learners."""
     results["train/n_updates"] = float(policy.updates)
     if policy.skipped:
         results["train/skipped_updates"] = float(policy.skipped)

@@ -73,7 +73,7 @@ def double_q(q_online: Tensor, q_target: Tensor) -> Tensor:
     """The target's value of the action that the online network prefers (van Hasselt et al. 2016, eq. 4).
 
     Args:
-        q_online, q_target: [..., A] float, of the observation that is bootstrapped from. Of equal values the first.
+        q_online, q_target: [..., A] float, at the observation bootstrapped from. Ties go to the first action.
 
     Returns:
         [...] float, a value for the target: no gradient should pass.
@@ -139,7 +139,7 @@ def value_rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
 
 
 def value_unscale(x: Tensor, eps: float = 1e-3) -> Tensor:
-    """The inverse of `value_rescale` in closed form (Pohlen et al. 2018, prop. A.2).
+    """Inverse of `value_rescale` in closed form (Pohlen et al. 2018, prop. A.2).
 
     With d = sqrt(|y| + 1) - 1 the equation |x| = h(|y|) is eps d^2 + (1 + 2 eps) d = |x|, and |y| = d (d + 2). Its
     root is taken in the form that subtracts nothing, so that float32 keeps its seven digits; the paper's form,

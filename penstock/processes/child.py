@@ -56,11 +56,12 @@ class Child:
     Args:
         name: in messages, e.g. `worker 3`.
         tether: by which it dies with this process; None: it outlives it, in a session of its own.
-        descriptors: that it inherits; a name stands for one or a sequence of them.
+        descriptors: that it inherits, by name: one, or a sequence.
         environment: its variables, without the mark; by default those of this process, with one thread for libraries.
-        mark: borne by the process and all that it starts, by which they are found and killed; unique by default.
+        mark: environment mark of the process and all that it starts, by which they are found and killed; unique by
+            default.
         output: `inherited`: the streams of this process; `kept`: in memory, see `tail`; or a descriptor.
-        forks: process to fork it of, where that is possible; None: a fresh interpreter.
+        forks: process to fork it from, where possible; None: a fresh interpreter.
         cure: end of the message where the system does not start it.
 
     Raises:
@@ -170,7 +171,7 @@ class Child:
         return read_all(self._output, TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode(errors="replace").strip()
 
     def crash(self) -> str:
-        """What the fault handler has written."""
+        """The output of the fault handler."""
         return os.pread(self._crash, _CRASH_BYTES, 0).decode(errors="replace").strip()
 
     def stacks(self, limit_s: float = 2.0) -> str:
@@ -181,7 +182,7 @@ class Child:
         """Kills the process and all that it has started, reaps it, and returns its exit status."""
         if self.process.returncode is not None:  # reaped: the number may be another's by now
             return self.process.returncode
-        kill_group(self.pid, self._pidfd)  # also what it leaves behind where it has ended by itself
+        kill_group(self.pid, self._pidfd)  # also processes that it left behind, if it has ended by itself
         kill_marked(self.mark)
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._pidfd < 0 or self.wait(REAP_S):

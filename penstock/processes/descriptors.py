@@ -11,7 +11,7 @@ _MOST_AT_ONCE = 1 << 30
 
 
 def hold_standard_streams() -> None:
-    """Opens /dev/null in the place of a standard stream that is closed: a child's descriptors must not go there."""
+    """Opens /dev/null for a standard stream that is closed, so that no child's descriptor takes its number."""
     for fd in range(3):
         try:
             os.fstat(fd)

@@ -40,7 +40,7 @@ def main() -> None:
     link = socket.socket(fileno=boot["link"])
     for module in boot["modules"]:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, also by whoever started the learner, no child waits for us
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while ignored, perhaps since the learner's parent, no child waits
     gc.collect()
     gc.freeze()  # so that a worker's collector leaves the shared pages alone
     _send(link, threads=len(os.listdir("/proc/self/task")))
@@ -71,7 +71,7 @@ def _serve(link: socket.socket) -> str | None:
             if not pid:
                 link.detach()
                 return _become_worker(parent, fds)
-            os.setpgid(pid, pid)  # also done by the worker: whoever comes first
+            os.setpgid(pid, pid)  # the worker does it too, and the first one wins
             _send(link, pid=pid)
         for fd in fds:
             os.close(fd)

@@ -197,7 +197,7 @@ def start_ahead(modules: Sequence[str], environment: dict[str, str]) -> None:
     """
     if waiting or not modules or sys.platform != "linux":
         return
-    with contextlib.suppress(ConfigError):  # whoever needs the process will try again, and say what is wrong
+    with contextlib.suppress(ConfigError):  # the caller that needs the process tries again, and reports the error
         waiting.append(Importing(modules, environment, new_mark()))
 
 

@@ -1,7 +1,7 @@
 """Ends processes by force, with all that they have started.
 
-A child has a process group of its own, and a mark in its environment variables, which whatever it starts inherits: by
-the mark are found processes that left the group for a session of their own, and outlived the child.
+A child has a process group of its own, and a mark in its environment variables, which all its children inherit. The
+mark finds processes that left the group for a session of their own, and outlived the child.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kill_group(pid: int, pidfd: int = -1) -> None:
 
     Args:
         pidfd: of the child, if there is one: another process may have reaped it, as when its fork server has died, and
-            then its number may be anyone's. What it has started is found by the mark alone.
+            then its number may be anyone's. Then only the mark finds the processes it started.
     """
     with contextlib.suppress(ProcessLookupError):
         if pidfd >= 0:

@@ -31,10 +31,10 @@ def require_linux(cure: str = "use SerialSampler, which works everywhere") -> No
 
 
 def require_room(children: int, setting: str, each: int, fewest: str) -> None:
-    """Raises ConfigError if this process may not open the descriptors that so many children need.
+    """Raises ConfigError if this process may not open the descriptors that this many children need.
 
     Args:
-        setting: that says how many. each: descriptors of one. fewest: the cure where not even one fits.
+        setting: that sets their number. each: descriptors of one. fewest: the advice if not even one fits.
     """
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_open = len(os.listdir("/proc/self/fd"))

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Tether:
-    """A pipe whose write end this process alone holds; the kernel kills children tied to it once that is closed.
+    """A pipe with its write end in this process alone; the kernel kills children tied to it once that is closed.
 
     A fork of this process closes its copy of that end, and never ends the children, which are not its own.
 

@@ -1,1 +1,1 @@
-"""Replay: storage x index x view. Which rows are kept, which are drawn, and what a drawn one is shown as."""
+"""Replay: storage x index x view. The rows that are kept, the choice of those drawn, and the sample made of each."""

@@ -62,7 +62,7 @@ class RingColumn:
         self._name, self._rows, self._slots = name, rows, slots
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
-        self.data = np.asarray(arrays[self._name])  # what is read is no memmap, which means nothing for a copy
+        self.data = np.asarray(arrays[self._name])  # the array read is a plain copy, no memmap
         self._flat = self.data.reshape(self._rows * self._slots, *self.data.shape[2:])
 
     def write(self, start: int, rows: Array, first: Array | None = None, valid: Array | None = None) -> None:
@@ -124,9 +124,9 @@ class FrameColumn:
         self._put(start - count, frames, np.full((count, self._slots), self.history, np.uint8))
 
     def goes_on(self, start: int, row: Array, valid: Array) -> bool:
-        """Of a slot that idles only the newest frame is compared: its older ones cannot be rebuilt, nor are they used.
+        """Compares only the newest frame of an idle slot: its older frames cannot be rebuilt, and are not used.
 
-        So it is where an episode has just opened and the padding is not known yet.
+        The same holds where an episode has just opened and the padding is not known yet.
         """
         if not np.array_equal(self.data[start % self._rows], row[:, -1]):
             return False

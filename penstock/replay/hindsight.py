@@ -1,4 +1,4 @@
-"""The view in hindsight: transitions whose goal is replaced by one that was reached later in the episode."""
+"""The hindsight view: transitions with their goal replaced by one that was reached later in the episode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HindsightTransitions:
     The new goal is the one achieved after a row drawn evenly from the sample's own and those that follow it in its
     episode, as far as they are stored. It replaces `desired_goal` in both observations; the reward is computed anew,
     and so is the end of the episode, if `reward_fn` returns it; else it ends where it did. The last row of an episode
-    has its own outcome as the only goal, so it stays an end whatever the reason was.
+    has its own outcome as the only goal, so it stays an end.
 
     Args:
         plain: the transitions of which these are made.
@@ -91,7 +91,7 @@ class HindsightTransitions:
         return self._plain.usable(storage, t)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
-        """As `Transitions.returns`, for the old goals."""
+        """Like `Transitions.returns`, for the old goals."""
         return self._plain.returns(storage, t, b)
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:

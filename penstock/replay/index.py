@@ -116,7 +116,7 @@ class UniformIndex:
         return (~self._flat.take(drawn % len(self._flat))).nonzero()[0]
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
-        """Nothing: every unit stays as likely as any."""
+        """Does nothing: every unit stays as likely as any."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"tail": self.tail, "head": self.head}
@@ -214,7 +214,7 @@ class PrioritizedIndex:
         return Drawn(unit, slot, value / total)
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
-        """Sets priorities [N], such as absolute errors; of a unit that was drawn twice the last one counts."""
+        """Sets priorities [N], such as absolute errors; for a unit that was drawn twice the last one counts."""
         if not len(unit):
             return
         scaled = self._scaled(priority)

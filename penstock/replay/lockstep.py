@@ -121,7 +121,7 @@ def check_teams(settings: ReplaySettings, B: int, seats: int) -> None:
 
 
 class Teams:
-    """Learners that share the columns of a replay, as `Peers` whose slots are environments of `seats` columns."""
+    """`Peers` for learners that share the columns of a replay; its slots are environments of `seats` columns."""
 
     def __init__(self, peers: Peers, seats: int) -> None:
         self._peers, self._seats = peers, seats

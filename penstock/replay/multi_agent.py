@@ -34,24 +34,24 @@ class MultiAgentReplay:
         return {name: each.sample(n, rng, progress) for name, each in self.replays.items() if len(each)}
 
     def update_priorities(self, drawings: Mapping[str, Drawing], priorities: Mapping[str, Array]) -> None:
-        """As `Replay.update_priorities`, for each policy."""
+        """Like `Replay.update_priorities`, for each policy."""
         for name, drawing in drawings.items():
             self.replays[name].update_priorities(drawing, priorities[name])
 
     def describe(self) -> str:
-        """As `Replay.describe`, a line for each policy."""
+        """Like `Replay.describe`, a line for each policy."""
         return "\n".join(f"{name}: {each.describe()}" for name, each in self.replays.items())
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Replay.state_dict`, by policy id."""
+        """Like `Replay.state_dict`, by policy id."""
         return {name: each.state_dict() for name, each in self.replays.items()}
 
     def arrays(self) -> dict[str, Array]:
-        """As `Replay.arrays`, of all policies: `id/name`."""
+        """Like `Replay.arrays`, for all policies: `id/name`."""
         return {f"{name}/{key}": x for name, each in self.replays.items() for key, x in each.arrays().items()}
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after each replay's `prepare`."""
+        """Inverse of `state_dict` and `arrays`, after each replay's `prepare`."""
         if state.keys() != self.replays.keys():
             raise CheckpointError(
                 f"the checkpoint has replays of policies {sorted(state)}; this run has {sorted(self.replays)}"

@@ -17,7 +17,7 @@ from penstock.replay.view import View
 
 
 class Peers(Protocol):
-    """What is known over the slots of all learners; every one of them calls the same methods in the same order."""
+    """Facts about the slots of all learners; every learner calls the same methods in the same order."""
 
     @property
     def total(self) -> int:
@@ -47,9 +47,9 @@ class Peers(Protocol):
 
 
 def share_of(drawing: Drawing, noise: Array | None, peers: Peers, spare: int) -> tuple[Drawing, Array | None, bool]:
-    """The drawn units of own slots by their numbers here, with their noise; and True.
+    """The drawn units of this learner's slots, by local numbers, with their noise; and True.
 
-    Where there are none: unit `spare` of the first own slot, and False, as it is to count for nothing.
+    If none were drawn here: a dummy, unit `spare` of the first slot, and False; its loss has weight 0.
     """
     at = _held(drawing, peers)
     held = bool(len(at))
@@ -62,7 +62,7 @@ def share_of(drawing: Drawing, noise: Array | None, peers: Peers, spare: int) ->
 
 
 def priority_of_all(drawing: Drawing, priority: Array, peers: Peers) -> Array:
-    """[N] priorities of drawn units, from those of the own ones; a unit in the place of none has none."""
+    """[N] priorities of all drawn units, from those of this learner's units; a dummy unit has none."""
     at, whole = _held(drawing, peers), np.zeros(len(drawing.unit))
     whole[at] = priority[: len(at)]
     return peers.summed(whole).astype(priority.dtype)
@@ -74,32 +74,32 @@ def _held(drawing: Drawing, peers: Peers) -> Rows:
 
 
 class SharedStore:
-    """A `Store` of own slots whose rows have the numbers that they have on all learners; its state is that of all."""
+    """A `Store` of this learner's slots, with row numbers common to all learners; its state is that of all slots."""
 
     def __init__(self, storage: Storage, view: View, peers: Peers) -> None:
         self.storage, self.bytes = storage, storage.bytes
         self._view, self._peers = view, peers
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
-        """As `Storage.write`; a gap that one learner needs all leave."""
+        """Like `Storage.write`; a gap that one learner needs is left by all."""
         gap = self.storage.gap(batch, self.storage.goes_on(batch))
         return self.storage.write(batch, terminated, int(self._columns(gap).max()))
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """As `View.read`, of own slots by their numbers here."""
+        """Like `View.read`, for this learner's slots by local numbers."""
         return self._view.read(self.storage, t, b, noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Storage.state_dict`; of frames before episodes what any learner knows."""
+        """Like `Storage.state_dict`; frames before episodes are merged over learners."""
         known = [max(self._columns({None: 0, False: 1, True: 2}[zeros])) for zeros in self.storage.zeros]
         return {**self.storage.state_dict(), "zeros": [(None, False, True)[code] for code in known]}
 
     def written(self) -> Iterator[tuple[str, Any]]:
-        """As `Storage.written` of all slots in one."""
+        """Like `Storage.written`, for all slots in one."""
         return ((name, Spread(self._peers, name, x)) for name, x in self.storage.written())
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """As `Storage.load`, of own slots."""
+        """Like `Storage.load`, for this learner's slots."""
         self.storage.load(
             state, {name: arrays[name][:, self._peers.own] for name in self.storage.arrays.keys() & arrays}
         )

@@ -1,4 +1,4 @@
-"""Reading ahead: a read of replay in a thread of its own, whose result is waited for with a limit."""
+"""Reads replay ahead in another thread, and waits for the result with a limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reading(Generic[S]):
             except BaseException as error:  # raised where the result is asked for
                 self._future.set_exception(error)
 
-        # A daemon, unlike the threads of an executor, keeps no process alive whose disk does not answer any more.
+        # Unlike an executor's thread, a daemon does not keep the process alive if the disk stops answering.
         threading.Thread(target=work, name="replay", daemon=True).start()
 
     def result(self) -> S:

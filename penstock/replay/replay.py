@@ -32,7 +32,7 @@ from penstock.replay.view import View
 __all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
 
 PriorityFn = Callable[[Storage, Rows], Array]
-"""(storage, first rows [n] of fresh units) -> [n, B] priorities, by what the agent recorded."""
+"""(storage, first rows [n] of fresh units) -> [n, B] priorities, from the info that the agent recorded."""
 AfterUpdate: TypeAlias = Callable[[Any, Any, int], None]
 """(agent, settings, number of gradient steps) -> None."""
 
@@ -77,13 +77,13 @@ class Replay:
         self._store: Store | None = None
         self.peers: Peers | None = None
         self._drawn_among: Peers | None = None
-        """The same learners, by what is drawn: columns, or environments."""
+        """`peers` as the index counts slots: as columns, or as environments."""
         self.index: Index | None = None
-        """Of the slots of all learners; the storage holds those of this one."""
+        """Index over the slots of all learners; the storage holds those of this one."""
         self.least = 0
-        """Rows of each slot that are kept, whatever the capacity; set before `prepare`."""
+        """Least number of rows kept for each slot, even beyond the capacity; set before `prepare`."""
         self.prepared: tuple[int, int, Tree] | None = None
-        """What `prepare` was given."""
+        """Arguments of `prepare`."""
         self.appended = 0
         """Valid rows appended since the run began."""
 
@@ -129,7 +129,7 @@ class Replay:
 
     @property
     def storage(self) -> Storage | None:
-        """What the learner keeps of the rows: all, or without observations and states where these lie in shards."""
+        """Data of the rows that the learner keeps: all, or all but observations and states kept in shards."""
         return None if self._store is None else self._store.storage
 
     def describe(self) -> str:
@@ -274,7 +274,7 @@ class Replay:
         return ready(TrainBatch(x.inputs, rows, valid, x.state))
 
     def update_priorities(self, drawing: Drawing, priority: Array) -> None:
-        """New priorities [N] of drawn units, such as absolute TD errors; with other learners those of own slots."""
+        """New priorities [N] of drawn units, such as absolute TD errors; a learner passes those of its slots."""
         index = self._live()[1]
         if self._drawn_among is not None:
             if self.settings.index != "prioritized":
@@ -307,7 +307,7 @@ class Replay:
         store.give(name, start, stop)
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `arrays`, after `prepare`.
+        """Inverse of `state_dict` and `arrays`, after `prepare`.
 
         Raises:
             CheckpointError: shapes or index differ.
@@ -377,10 +377,10 @@ class ReplaySchedule:
         self.trained = 0
         """Gradient steps asked of the policy, skipped ones included."""
         self.whole = False
-        """True: the replay holds all of a dataset, and what is played of it is counted and not added."""
+        """True: the replay holds a full dataset; rows played back are counted and not added."""
 
     def due(self) -> int:
-        """Gradient steps that the ratio asks for by now: exact, counted from the start of the run.
+        """Gradient steps due by the replay ratio: exact, counted from the start of the run.
 
         Steps whose samples cannot be drawn yet stay due.
         """
@@ -421,7 +421,7 @@ class ReplaySchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
+        """Inverse of `state_dict` and the replay's `arrays`; a ratio that has changed holds from now on."""
         self.replay.load_state_dict(state["replay"], arrays)
         self.collected, self.trained = int(state["collected"]), int(state["trained"])
         self.whole = bool(state.get("whole", False))

@@ -15,7 +15,7 @@ from penstock.core.machine import free_memory
 from penstock.replay.columns import Array, Plan
 
 _SHARE = 0.9
-"""Of what is free, as more is needed than the arrays."""
+"""Share of free memory that a replay may take, as a run needs more than the arrays."""
 
 
 def planned_bytes(plan: Plan) -> int:
@@ -29,13 +29,13 @@ def gigabytes(count: int) -> str:
 
 
 def reserve(plan: Plan, folder: Path | None, rows: int, spare_rows: int) -> dict[str, Array]:
-    """Zeroed arrays by name: in memory, which is taken as it is first written; or in files, whose space is taken now.
+    """Zeroed arrays by name: in memory, allocated on first write, or in files, allocated now.
 
     The files have no names, so they are gone with the process however it ends, and runs that share a folder do not
     share files.
 
     Args:
-        folder: None for memory. rows: of all slots, for messages. spare_rows: what a ring takes beyond its capacity.
+        folder: None for memory. rows: of all slots, for messages. spare_rows: rows of a ring beyond its capacity.
 
     Raises:
         ConfigError: there is less room; says how much there is, and which capacity fits.

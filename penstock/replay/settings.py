@@ -25,32 +25,32 @@ class ReplaySettings:
     capacity: Count = 1_000_000
     """Rows kept over all slots, usually 1e5 to 1e6."""
     index: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """Which rows are drawn: all alike, by their last error (Schaul et al. 2016), or each once in its order."""
+    """How rows are drawn: uniformly, by their last error (Schaul et al. 2016), or each once in order of arrival."""
     priority_alpha: Unit = 0.6
     """How much priorities count: 0 is uniform, 1 proportional."""
     priority_beta: Chance = "linear(0.4, 1.0)"
-    """How much of the bias of priorities is corrected by weights, usually rising to 1 over the run."""
+    """How far importance weights correct the bias of priorities, usually rising to 1 over the run."""
     fresh_priority: Literal["max", "agent"] = "max"
-    """Priority of new rows: the largest so far, or the error by the values that the agent saw when it acted."""
+    """Priority of new rows: the largest so far, or the error computed from the agent's values when it acted."""
     deduplicate_frames: bool = False
-    """Keep stacks of images [C, H, W] frame by frame: a C-th of the memory, the same bits."""
+    """Store stacks of images [C, H, W] frame by frame: 1/C of the memory, the same samples."""
     dir: str | None = None
-    """Keep the arrays in nameless files in this directory, for more than fits into memory. None: in memory."""
+    """Keep the arrays in unnamed files in this directory, for a replay larger than memory. None: in memory."""
     hindsight: Whole = 0
-    """Samples with a goal that was reached later in the episode for each with its own, for Dict observations with
-    goals; usually 4 (Andrychowicz et al. 2017). 0: none."""
+    """Hindsight samples (with a goal reached later in the episode) for each sample with its original goal; usually 4
+    (Andrychowicz et al. 2017), 0: none. For Dict observations with goals."""
     reward_fn: str = ""
-    """`module:function` that computes the rewards of such goals, or `module:Env` whose `compute_reward` does."""
+    """`module:function` that computes the rewards of hindsight samples, or `module:Env` whose `compute_reward` does."""
     prefetch: bool | Literal["auto"] = "auto"
-    """Read the next samples in a thread while one is trained on. "auto": where they are large, go to a GPU, or lie in
+    """Read the next samples in a thread during training. "auto": if samples are large, go to a GPU, or lie in
     shards."""
     shards: Whole = 0
-    """Actors that keep the rows, each those of some slots, usually one for each machine; 0: the learner keeps them.
-    The samples are the same."""
+    """Actors that keep the rows, each for some slots; usually one for each machine. 0: the learner keeps them. The
+    samples do not depend on it."""
     shard_backend: Literal["in-process", "processes", "ray"] = "ray"
     """Where shards live: `ray`; `processes` of this machine, without Ray; `in-process`, to step through them."""
     shard_deadline_s: Positive = 60.0
-    """Seconds without an answer after which a shard counts as hung and the run ends, as its rows are gone."""
+    """Seconds without an answer after which a shard counts as hung; the run then ends, as its rows are lost."""
 
     def __post_init__(self) -> None:
         check_settings(self, "replay.")

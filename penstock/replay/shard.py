@@ -16,7 +16,7 @@ from penstock.processes.shipping import unship, versions
 from penstock.replay.columns import Array, Rows
 
 PACKAGES = ("numpy",)
-"""Packages whose versions must be the same on learner and shards, for equal samples."""
+"""Packages that need the same version on learner and shards, for equal samples."""
 Zeros = Sequence[bool | None]
 """See `Storage.zeros`: over all shards, as one may know it of slots that another has not seen open an episode."""
 
@@ -48,12 +48,12 @@ class ReplayShard:
         }
 
     def goes_on(self, batch: SampleBatch, zeros: Zeros) -> bool:
-        """As `Storage.goes_on`, of a batch of which one row is enough."""
+        """Like `Storage.goes_on`; one row of the batch is enough."""
         self._storage.zeros = zeros
         return self._storage.goes_on(batch)
 
     def write(self, batch: SampleBatch, terminated: Array | None, gap: int) -> list[bool | None]:
-        """As `Storage.write`; returns what is known of frames before episodes."""
+        """Like `Storage.write`; returns the known frames before episodes."""
         self._storage.write(batch, terminated, gap)
         return self._storage.zeros
 
@@ -71,5 +71,5 @@ class ReplayShard:
         self._storage.arrays[name][start : start + len(rows)] = rows
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """As `Storage.load_state`."""
+        """Like `Storage.load_state`."""
         self._storage.load_state(state)

@@ -33,13 +33,13 @@ START_TIMEOUT_S = 300.0
 
 
 class Shards:
-    """A `Store` whose rows lie in `shards` actors, each with those of some slots that follow each other.
+    """A `Store` with its rows in `shards` actors, each for consecutive slots.
 
-    The learner draws, by an index over all slots, and keeps a ledger of the rows: what of them is valid, and what
-    priorities of fresh rows need. A sample is made by the shard that holds it. So the bits are those of a local
-    replay, whatever the number of shards, and so are checkpoints.
+    The learner draws, by an index over all slots, and keeps a ledger of the rows: which are valid, and the data for
+    priorities of fresh rows. The shard that holds a sample makes it. So samples and checkpoints equal those of a local
+    replay bit for bit, for any number of shards.
 
-    One call is under way at a time, in whichever thread. A shard that is lost is not replaced, as its rows are gone.
+    At most one call is in flight, from any thread. A lost shard is not replaced, as its rows are gone.
 
     Raises:
         ConfigError: more shards than slots, no room for the rows, something that cannot be sent, or other versions on
@@ -73,7 +73,7 @@ class Shards:
         self.bytes = self.storage.bytes + size
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
-        """As `Storage.write`: sends every shard its columns. An error of theirs is raised by the next call."""
+        """Like `Storage.write`: sends every shard its columns. The next call raises their errors."""
         self.storage.require_room(batch)
         self._settle()
         gap = self.storage.gap(batch, self._goes_on(batch))
@@ -85,7 +85,7 @@ class Shards:
         return moved
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """As `View.read`; each shard makes the samples of its slots."""
+        """Like `View.read`; each shard makes the samples of its slots."""
         self._settle()
         places = {i: np.flatnonzero((b >= at.start) & (b < at.stop)) for i, at in enumerate(self._slots)}
         asked = {i: at for i, at in places.items() if len(at) or not len(b)}
@@ -98,12 +98,12 @@ class Shards:
         return self._form.joined(len(b), [(asked[i], leaves) for i, leaves in found.items()])
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Storage.state_dict` of all slots in one."""
+        """Like `Storage.state_dict`, for all slots in one."""
         self._settle()
         return {**self.storage.state_dict(), "zeros": list(self._zeros)}
 
     def written(self) -> Iterator[tuple[str, Any]]:
-        """As `Storage.written` of all slots in one: the ledger's arrays, and others as `Gathered`."""
+        """Like `Storage.written`, for all slots in one: the ledger's arrays, and others as `Gathered`."""
         own = dict(self.storage.written())
         for name, (shape, dtype) in self._plan.items():
             rows = min(self.storage.head + 1, shape[0])
@@ -111,7 +111,7 @@ class Shards:
         yield from ((name, x) for name, x in own.items() if name not in self._plan)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """As `Storage.load`; every shard is sent its columns."""
+        """Like `Storage.load`; sends every shard its columns."""
         self._settle()
         require_arrays(self._plan, state["head"], arrays)
         self.storage.load({**state, "zeros": []}, arrays)
@@ -146,7 +146,7 @@ class Shards:
         return [slice(low, high) for low, high in zip(self._bounds, self._bounds[1:])]
 
     def _goes_on(self, batch: SampleBatch) -> bool:
-        """As `Storage.goes_on`, of all slots."""
+        """Like `Storage.goes_on`, for all slots."""
         if not self.storage.head:
             return False
         row = replace(batch[:1], info={}, state=None)
@@ -217,7 +217,7 @@ class Shards:
                     f"{place} is lost, and its rows with it: {error}{slow}; resume the run from its last checkpoint "
                     f"(penstock resume RUN){trace}"
                 )
-                self.close()  # the others are of no use now, and whoever holds the replay may hold it for long
+                self.close()  # the other shards are useless now, and the replay may stay referenced for long
                 raise LearnerError(self._lost) from error
             if error.error_type == "ConfigError" or " raised ConfigError: " in str(error):
                 raise ConfigError(f"{place}: {error}") from error
@@ -225,7 +225,7 @@ class Shards:
 
 
 class Gathered:
-    """An array [rows, B, ...] whose columns lie in shards: a slice of its rows is fetched when it is asked for."""
+    """An array [rows, B, ...] with its columns in shards: reading a slice of its rows fetches it."""
 
     def __init__(self, shards: Shards, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._shards, self._name, self.shape, self.dtype = shards, name, shape, dtype

@@ -128,12 +128,12 @@ class Storage:
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest row whose observation can be read."""
+        """Number of the oldest row with a readable observation."""
         return self.tail + self.history if self.tail else 0
 
     @property
     def zeros(self) -> list[bool | None]:
-        """Of each observation kept frame by frame, whether frames before an episode are zeros; None: not known yet."""
+        """For each observation kept frame by frame: True if frames before an episode are zeros; None: not known yet."""
         return [column.zeros for column in self._obs.values() if isinstance(column, FrameColumn)]
 
     @zeros.setter
@@ -285,14 +285,14 @@ class Storage:
             yield name, x[: min(self.head + 1, len(x))]
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
+        """Inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
         require_arrays({name: (x.shape, x.dtype) for name, x in self.arrays.items()}, state["head"], arrays)
         for name, x in self.arrays.items():
             copy_rows(x[: len(arrays[name])], arrays[name])
         self.load_state(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`; the arrays are written already."""
+        """Inverse of `state_dict`; the arrays are written already."""
         self.head = int(state["head"])
         self._state_rows[:], self._apart[:] = state["state_rows"], state["apart"]
         self._gaps = bool(self._apart.any())
@@ -303,7 +303,7 @@ class Storage:
         return head > 0 and all(column.goes_on(head, x[0], valid[0]) for column, x in zip(self._inputs, leaves))
 
     def _leaves(self, batch: SampleBatch) -> list[Array]:
-        """What is written into `_inputs`, in their order."""
+        """Values to write into `_inputs`, in their order."""
         obs = tree_leaves(batch.obs) if self._obs else []
         return [*obs, *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
 
@@ -362,7 +362,7 @@ def is_stack(leaf: Any) -> bool:
 
 
 def frame_history(env: EnvSpec, frames: bool) -> int:
-    """Rows before a row whose frames are part of its observation, if stacks are kept frame by frame."""
+    """Number of earlier rows with frames of a row's observation, if stacks are kept frame by frame."""
     stacks = [leaf.shape[0] for leaf in tree_leaves(env.obs) if is_stack(leaf)] if frames else [1]
     if not stacks:
         raise ConfigError(
@@ -372,7 +372,7 @@ def frame_history(env: EnvSpec, frames: bool) -> int:
 
 
 def is_large(rows: int, obs: Tree) -> bool:
-    """True if so many observations of a spec are worth a thread that reads them."""
+    """True if this many observations of a spec are large enough to read them in a thread."""
     return (
         rows * sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in tree_leaves(obs)) >= _LARGE_BYTES
     )

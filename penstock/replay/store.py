@@ -34,7 +34,7 @@ class StoragePlan(NamedTuple):
     exact: frozenset[str]
 
     def made(self, slots: int, ledger: bool = False) -> Storage:
-        """A storage for so many slots."""
+        """A storage for this many slots."""
         env, rows, frames, info, state, state_every, folder, episodes, exact = self
         return Storage(
             env,
@@ -55,28 +55,28 @@ class Store(Protocol):
     """Keeps the rows of a replay, and makes samples of them."""
 
     storage: Storage
-    """What the learner itself keeps: everything, or of rows in shards all but observations and states."""
+    """Storage of the learner: all data, or all but observations and states if the rows are in shards."""
     bytes: int
     """Bytes of all arrays once every row is written."""
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
-        """As `Storage.write`."""
+        """Like `Storage.write`."""
         ...
 
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """As `View.read`."""
+        """Like `View.read`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Storage.state_dict`."""
+        """Like `Storage.state_dict`."""
         ...
 
     def written(self) -> Iterator[tuple[str, Array]]:
-        """As `Storage.written`; of rows elsewhere each slice of an array is fetched when it is asked for."""
+        """Like `Storage.written`; for rows held elsewhere, reading a slice of an array fetches it."""
         ...
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """As `Storage.load`."""
+        """Like `Storage.load`."""
         ...
 
     def close(self) -> None:
@@ -121,10 +121,10 @@ def planned(
     exact: bool = False,
     least: int = 0,
 ) -> StoragePlan:
-    """The storage that the settings ask for, for batches [T, B] of so many slots in all, and samples of the view.
+    """The storage that the settings ask for, for batches [T, B] of this many slots in total, and samples of the view.
 
     Args:
-        least: rows of each slot that must fit, whatever the capacity.
+        least: rows of each slot that must fit, even beyond the capacity.
         exact: float64 observations stay so; in hindsight goals do anyway, as rewards are made of them.
 
     Raises:

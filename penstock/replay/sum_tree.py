@@ -72,7 +72,7 @@ class SumTree:
         padded = [_zeros(FAN + top * FAN**level + FAN) for level in range(depth + 1)]
         levels = [level[FAN:-FAN] for level in padded]
         self.bytes = sum(level.nbytes for level in levels)
-        """Of the leaves and all sums."""
+        """Bytes of the leaves and all sums."""
         self._counted = padded[-1][FAN - 1 :]
         self._down = [level.reshape(-1, FAN) for level in padded[1:]]
         self._lowest = self._down[-1] if depth else None
@@ -163,8 +163,8 @@ class SumTree:
         self._stale = True
 
     def find(self, mass: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The leaf whose interval of the cumulative sum holds each mass: [n] float64 in [0, total) -> [n] int64, and
-        the values of these leaves, [n] float64.
+        """Finds the leaf with the interval of the cumulative sum that holds each mass: [n] float64 in [0, total) -> [n]
+        int64, and the values of these leaves, [n] float64.
 
         Never a leaf that is 0. Sorted masses are found faster. A mass that rounding has carried to the total or an ulp
         beyond belongs to the last leaf that is not 0.
@@ -189,7 +189,7 @@ class SumTree:
             np.right_shift(space.signs, _SIGN_BIT, space.others)
             np.left_shift(node, _SHIFT, space.first)
             np.add.reduce(space.counts, 0, out=node)
-            if blocks is not self._lowest:  # what is left within a leaf is of no use
+            if blocks is not self._lowest:  # the remainder within a leaf is not needed
                 # As unsigned integers, negative floats are larger than all others: the least is the last not below 0.
                 np.minimum.reduce(bits, 0, out=least)
         value = self._counted.take(node, None, None, "clip")

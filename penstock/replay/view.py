@@ -33,7 +33,7 @@ class View(Protocol):
         ...
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array) -> TrainBatch:
-        """Samples whose first rows are t [N] of slots b [N], by uniforms [N, self.noise]."""
+        """Samples that begin at rows t [N] of slots b [N], by uniforms [N, self.noise]."""
         ...
 
 
@@ -109,7 +109,7 @@ class Sequences:
     """`burn_in + train` rows with the recurrent state before them, and n more for the last targets.
 
     A sequence may run over the ends of episodes: `first` clears the state there, and targets stop there. Rows that are
-    not valid are masked, and so are those after a gap in the record, whose recurrent state is another. Memory passes
+    not valid are masked, and so are those after a gap in the record, which have another recurrent state. Memory passes
     over rows without a turn (`inputs.idle`), which stand where a batch ended before the agent's next turn had come.
     (Kapturowski et al. 2019, section 2.3; they cut sequences at ends instead.)
 

@@ -131,7 +131,7 @@ def _place(units: Sequence[_Unit], workers: int, groups: int) -> tuple[tuple[tup
 
 
 def _spread(units: Sequence[_Unit], count: int) -> list[_Unit]:
-    """`count` of the units, from each NUMA node in proportion to what it has; those of a node stand together."""
+    """`count` of the units, from each NUMA node in proportion to its units; those of a node stand together."""
     out: list[_Unit] = []
     seen = 0
     for node in sorted({node for _, node in units}):

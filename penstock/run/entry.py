@@ -21,8 +21,15 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
-from penstock.run.files.sizes import check_batch, check_processes, limited_tensors
-from penstock.run.files.stored import NOTHING, Again, StoredConfig, named, read_config, undamaged
+from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
+from penstock.run.files.stored import (
+    NONE_SUPPLIED,
+    StoredConfig,
+    Supplied,
+    as_checkpoint_error,
+    prefix_errors,
+    read_config,
+)
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
@@ -32,8 +39,8 @@ _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard
 
 
 @contextlib.contextmanager
-def begun(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
-    """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as of `ps.train`."""
+def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
+    """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as in `ps.train`."""
     if not isinstance(exp, Experiment):
         raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
     run_dir = free_run_dir(exp)
@@ -67,7 +74,7 @@ def _built(exp: Experiment, run_dir: Path, init: Init | None, trust: bool) -> Tr
 
 
 @contextlib.contextmanager
-def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, trust: bool) -> Generator[Trainer]:
+def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplied, trust: bool) -> Generator[Trainer]:
     """The Trainer of a run at its newest good checkpoint; the directory is locked meanwhile. See `ps.resume`."""
     changes = dict(changes or {})
     own = [key for key in changes if (key.startswith("run.") and key not in ("run.seed", "run.dir")) or key in _PLACES]
@@ -85,16 +92,16 @@ def reopened(run_dir: Path, changes: Mapping[str, Any] | None, again: Again, tru
     _check_each(exp)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
-        with undamaged(checkpoint.path, _OTHERS):
+        with as_checkpoint_error(checkpoint.path, _OTHERS):
             _refuse_finished(run_dir, checkpoint, exp, stored)
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
             _policy(config, checkpoint, again)  # networks of forged sizes are refused before any is trained
-        with named(config.path):
+        with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
-            with undamaged(checkpoint.path, _OTHERS):
+            with as_checkpoint_error(checkpoint.path, _OTHERS):
                 trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)
@@ -165,16 +172,16 @@ def load(
 ) -> LoadedPolicy:
     """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
 
-    Of a run in an environment of many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
+    With many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
     `load("runs/a").predict(obs, agent="player_0")`.
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
         agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
-        trust: the algorithm and agent that the run names may be imported; not needed for built-in ones, and for your
+        trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
             own runs (docs/security.md).
     """
-    again = Again(agent=agent, policy_mapping_fn=policy_mapping_fn)
+    again = Supplied(agent=agent, policy_mapping_fn=policy_mapping_fn)
     return cast(LoadedPolicy, _load(read_config(Path(run_dir), trust), which, again, device)[0])
 
 
@@ -190,7 +197,7 @@ def open_policy(
 
     Args:
         env: the environment again, where it could not be stored (a lambda), or another one.
-        trust: what the run names may be imported and called.
+        trust: allow importing and calling code that the run names.
     """
     stored = read_config(run_dir, trust)
     exp = stored.to_play(env)
@@ -201,23 +208,25 @@ def open_policy(
     return policy, step, exp, with_added(config, env_kwargs, env_options)
 
 
-def _load(stored: StoredConfig, which: str, again: Again = NOTHING, device: str = "cpu") -> tuple[AnyPolicy, int]:
+def _load(
+    stored: StoredConfig, which: str, again: Supplied = NONE_SUPPLIED, device: str = "cpu"
+) -> tuple[AnyPolicy, int]:
     """The policy of a run, and the step of the checkpoint that it is of."""
     stored.algorithm(again)  # first what may not be imported, then what cannot be read
     checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
     return _policy(stored, checkpoint, again, device), checkpoint.step
 
 
-def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Again, device: str = "cpu") -> AnyPolicy:
+def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Supplied, device: str = "cpu") -> AnyPolicy:
     """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
     algo = stored.algorithm(again)
-    with undamaged(stored.path):
+    with as_checkpoint_error(stored.path):
         seed = int(stored.plain["run"]["seed"])
     if stored.trusted:
         policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
     else:
-        limit = limited_tensors(checkpoint.policy, stored.path)
-        with undamaged(stored.path), named(stored.path), limit:
+        limit = limit_tensor_size(checkpoint.policy, stored.path)
+        with as_checkpoint_error(stored.path), prefix_errors(stored.path), limit:
             policy = algo.build(stored.spec, seed=seed, device=device)
     policy.load_parameters(checkpoint.policy)
     return policy

@@ -44,22 +44,23 @@ class RunConfig:
     keep: Count = 3
     """Checkpoints kept, besides the best by evaluation."""
     keep_replays: Count = 2
-    """Newest checkpoints that keep their replay; from the others the policy is loaded, but no run resumed."""
+    """Newest checkpoints that keep their replay; the others can be loaded as a policy, but not resumed."""
     device: str = "cpu"
-    """Device of the networks: cpu, cuda or cuda:1; `auto` is at once cuda where this machine has one, else cpu."""
+    """Device of the networks: cpu, cuda or cuda:1; `auto` becomes cuda if this machine has a CUDA device, else cpu."""
     learner_threads: Count | Literal["auto"] = 1
-    """Torch's threads that learn, in the whole process from then on; agents act with one, as in workers.
+    """Torch's threads for learning, set for the whole process; agents act with one thread, as in workers.
 
-    "auto" times 1 to all cores on a copy before training and keeps the answer in the run.
+    "auto" times training on a copy with 1 thread up to one for each core, and stores the fastest in the run.
     """
     learners: Count = 1
-    """Processes that learn together, each from slots of its own, as one would from all."""
+    """Processes that train together, each on its share of the slots, as one learner would on all."""
     learner_backend: Literal["processes", "ray"] = "processes"
-    """Where they live: `processes` of this machine, or `ray`, as actors in a placement group."""
+    """Where learners live: `processes` of this machine, or `ray`: actors in a placement group."""
     learner_address: str = ""
-    """Of their Ray cluster, as of `RunnerSampler`; "": the sampler's if its runners are on Ray, else local."""
+    """Ray cluster of the learners, like `RunnerSampler.address`; "": the sampler's if its runners are on Ray, else
+    local."""
     learner_timeout_s: Positive = 300.0
-    """Seconds that a learner waits for the others, which may still be sampling, before it counts one as hung."""
+    """Seconds that a learner waits for another one, which may still be sampling, before that one counts as hung."""
     log_interval: Whole = 1_000
     """Environment steps between rows of metrics; 0: a row for every batch. Evaluations are always logged."""
     tensorboard: bool = True
@@ -69,24 +70,25 @@ class RunConfig:
     trace: str | None = None
     """File name in .json for a timeline of 20 batches, process by process, which Perfetto opens; None for none."""
     eval_max_steps: Count = 27_000
-    """An evaluation's episodes are cut here, counted as they stand, and told of in `eval/cut_episodes`.
+    """Steps after which an evaluation cuts an episode; it counts with its return so far, and in `eval/cut_episodes`.
 
-    The default is where Atari's published protocol ends an episode, 108,000 frames.
+    The default is the limit of Atari's published protocol, 108,000 frames.
     """
     eval_slots: Count = 16
-    """Environments side by side in an evaluation, at most: each plays its share of the episodes."""
+    """Largest number of environments side by side in an evaluation; each plays its share of the episodes."""
     eval_exploitability: bool = False
-    """Evaluations report `eval/exploitability` as well, exactly, over as many starts as they have episodes: of games in
-    turns that are small enough to walk over (docs/self-play.md)."""
+    """Evaluations also report the exact `eval/exploitability`, over as many starts as they have episodes. Only for
+    turn-based games with a tree small enough to enumerate (docs/self-play.md)."""
     each: str | None = None
     """A function as `module:name`, called with each iteration (`penstock.Iteration`) before it is logged."""
     compile: bool = False
-    """Losses, and with replay targets, go through `torch.compile`, which takes up to a minute for each shape of a
-    minibatch, before the first update and again on resume. It is meant for CUDA: on a CPU little is gained."""
+    """Compile losses, and with replay also targets, by `torch.compile`. This takes up to a minute for each shape of a
+    minibatch, before the first update and again on resume. Meant for CUDA: a CPU gains little."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Of the products of convolutions and hidden layers in training; `bf16` is refused where the processor has none.
+    """Precision of the products of convolutions and hidden layers in training; `bf16` is refused where the processor
+    does not support it.
 
-    Acting, parameters, optimizers, memories and output layers are float32 in either.
+    Acting, parameters, optimizers, memories and output layers are always float32.
     """
 
     def __post_init__(self) -> None:
@@ -137,31 +139,33 @@ class Experiment:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environment."""
     wrappers: tuple[str | Callable[..., Any], ...] = ()
-    """Applied to each environment in order; `module:qualname` or callables."""
+    """Wrappers of each environment, applied in order: `module:qualname` or callables."""
     info_keys: tuple[str, ...] = ()
     """Numeric keys of the step `info` to record and log; `is_success` always is."""
     imports: tuple[str, ...] = ()
     """Modules whose import registers environment ids, such as `ale_py`."""
     env_checks: Checks = "sampled"
-    """Checks of values: sampled, always, finite or off, see `EnvConfig.checks`; of shapes and dtypes, always."""
+    """Checks of values: sampled, always, finite or off, see `EnvConfig.checks`; shapes and dtypes are always
+    checked."""
     env_drop: tuple[str, ...] = ()
-    """Keys of a Dict observation that are left out."""
+    """Keys of a Dict observation to leave out."""
     env_text: Whole = 0
-    """Bytes that every text in the observation is shown as; 0: text is refused."""
+    """Length in bytes of the array that each text in the observation becomes; 0: text is refused."""
     env_mask: str | None = None
-    """Key of the `info` that holds an action mask, which is moved into the observation. None: `action_masks()` is asked
-    where the environment has it; "": no mask."""
+    """Key of the `info` that holds an action mask, which moves into the observation. None: calls `action_masks()` if
+    the environment has it; "": no mask."""
     env_state: StateOf = ""
-    """Of many agents a state that critics see under `state`: `env`, the environment's own, or `joint`, what all see."""
+    """With many agents: state for critics, under the key `state`: `env`, the environment's, or `joint`, all
+    observations."""
     eval_env: str | Callable[..., Any] | EnvConfig | None = None
     """Environment of evaluations, which choose the best checkpoint; None: as in training.
 
-    Unless it is an EnvConfig, wrappers, options and all else but the keyword arguments are as in training.
+    Unless it is an EnvConfig, wrappers, options and all other settings but the keyword arguments are as in training.
     """
     eval_env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Keyword arguments of `eval_env`; without one, added to those of `env`, e.g. {"levels": "held-out"}."""
+    """Keyword arguments of `eval_env`; without an `eval_env`, added to those of `env`, e.g. {"levels": "held-out"}."""
     env_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Given to every `reset(options=...)` of the environments, those of evaluations included, e.g. {"level": 3}."""
+    """Passed to every `reset(options=...)` of the environments, in evaluations too, e.g. {"level": 3}."""
 
     def __post_init__(self) -> None:
         refuse_made(self.env)

@@ -18,10 +18,10 @@ from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
-from penstock.run.entry import begun, reopened
+from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
-from penstock.run.files.stored import Again
+from penstock.run.files.stored import Supplied
 from penstock.run.iteration import Handed, Iteration
 from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
@@ -36,7 +36,8 @@ def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> 
     """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
 
     Args:
-        init: a run, or runs by policy, whose networks and normalisers are the start. trust: what they name is imported.
+        init: a run, or runs by policy, that the networks and normalisers start from. trust: import the code that they
+            name.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
@@ -55,19 +56,19 @@ def resume(
     policy_mapping_fn: PolicyMap | None = None,
     trust: bool = False,
 ) -> Result:
-    """Goes on with a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
+    """Continues a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
 
     Args:
         changes: of `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; and of the sampler where
             that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
             and {"algo.replay.shards": 3}.
         env, agent, eval_env, policy_mapping_fn: environment, agent function or mapping again, where it could not be
-            stored (a lambda); what was stored has to be the same.
-        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
+            stored (a lambda); they must equal what was stored.
+        trust: allow importing and calling code that the run names; not needed for your own runs (docs/security.md).
 
     Raises:
-        CheckpointError: nothing good to go on from, or the run is not trusted. ConfigError: changes that would make
-            it another experiment.
+        CheckpointError: no good checkpoint, or the run is not trusted. ConfigError: changes that would make it another
+            experiment.
     """
     return _to_the_end(
         Run.resume(
@@ -103,14 +104,14 @@ class Run:
     far); the second kills.
 
     Args:
-        init: as of `ps.train`.
+        init: as in `ps.train`.
 
     Raises:
         ConfigError, EnvWorkerError, CheckpointError: as `ps.train`, on entry.
     """
 
     def __init__(self, exp: Experiment, init: Init | None = None, *, trust: bool = False) -> None:
-        self._prepare(begun(exp, init, trust), resumed=False)
+        self._prepare(new_run(exp, init, trust), resumed=False)
 
     @classmethod
     def resume(
@@ -124,10 +125,10 @@ class Run:
         policy_mapping_fn: PolicyMap | None = None,
         trust: bool = False,
     ) -> Run:
-        """The run of a directory again, from its newest good checkpoint; arguments and errors as of `ps.resume`."""
-        again = Again(env, agent, eval_env, policy_mapping_fn)
+        """The run of a directory again, from its newest good checkpoint; arguments and errors as in `ps.resume`."""
+        again = Supplied(env, agent, eval_env, policy_mapping_fn)
         run = cls.__new__(cls)
-        run._prepare(reopened(Path(run_dir), changes, again, trust), resumed=True)
+        run._prepare(resumed_run(Path(run_dir), changes, again, trust), resumed=True)
         return run
 
     def _prepare(self, opening: contextlib.AbstractContextManager[Trainer], resumed: bool) -> None:
@@ -136,7 +137,7 @@ class Run:
         self._result: Result | None = None
         self._signal: int | None = None
         self._unsaved: list[str] = []  # why checkpoints were not written
-        self._told: set[str] = set()  # what is said once
+        self._told: set[str] = set()  # messages shown once
         self._restarts = Restarts()
         self._open: Handed | None = None
         self._phase = _Phase.NEW
@@ -155,7 +156,7 @@ class Run:
             config, run_dir = trainer.exp.run, self.run_dir
             self._each: list[Callable[[Iteration], Any]] = [] if config.each is None else [import_object(config.each)]
             stack.callback(self._summarize)
-            # What a pending iteration has logged already is cut as well: it is evaluated and logged again.
+            # Rows that a pending iteration has logged already are cut too: it is evaluated and logged again.
             known_steps = trainer.env_steps - bool(trainer.pending)
             self._log = MetricsLog(run_dir, known_steps if self._resumed else None, config.tensorboard)
             stack.callback(lambda: self._log.close())  # another one after a restart
@@ -249,10 +250,10 @@ class Run:
         Args:
             episodes: how many; None for `run.eval_episodes`.
         """
-        metrics, found = self._evaluate(self._in_the_with(), episodes)
+        metrics, played = self._evaluate(self._in_the_with(), episodes)
         if self._open is not None:
             self._open.it.metrics |= metrics
-        return found
+        return played
 
     def _in_the_with(self) -> Trainer:
         trainer = self.trainer
@@ -329,7 +330,7 @@ class Run:
         return not trainer.pending and trainer.env_steps >= trainer.exp.run.steps
 
     def _end(self) -> None:
-        """Logs and saves what is left; where a learner is lost in it, the run stands at its newest checkpoint."""
+        """Logs and saves the remaining iterations; if a learner fails, falls back to the newest checkpoint."""
         try:
             with contextlib.ExitStack() as last:
                 last.callback(self._finish)
@@ -374,19 +375,19 @@ class Run:
 
     def _evaluate(self, trainer: Trainer, episodes: int | None) -> tuple[ResultDict, Episodes]:
         """Evaluates and logs it; returns the metrics, {} if a signal cut it short, and the episodes."""
-        metrics, found = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
+        metrics, played = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
-            return {}, found
+            return {}, played
         self._evaluation = metrics
         if cut := metrics.get("eval/cut_episodes"):
             self._say_once(
                 "cut",
-                f"{cut:.0f} of {len(found)} evaluation episodes had no end in run.eval_max_steps="
+                f"{cut:.0f} of {len(played)} evaluation episodes had no end in run.eval_max_steps="
                 f"{trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
                 "eval_max_steps, makes evaluations comparable",
             )
-        log_evaluation(self.run_dir, trainer.env_steps, metrics, found)
-        return metrics, found
+        log_evaluation(self.run_dir, trainer.env_steps, metrics, played)
+        return metrics, played
 
     def _summarize(self) -> None:
         trainer, result = self.trainer, self._result
@@ -396,7 +397,7 @@ class Run:
         print_summary(title(trainer), summary(trainer, result, took_s, steps, len(self._unsaved)))
 
     def _say(self, text: str) -> None:
-        """Shows a message in the display, or as a warning where there is none."""
+        """Shows a message in the display, or as a warning without a display."""
         if self.trainer.exp.run.progress == "off":
             warnings.warn(text, stacklevel=3)
         else:

@@ -18,13 +18,13 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, each
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, trained_policies
 from penstock.processes.forking import end_ahead
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, check_fits
-from penstock.samplers.installed import Installed
+from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.offline import check_teacher
 from penstock.samplers.runners.settings import RunnerSampler
@@ -37,16 +37,16 @@ _MADE_BY = "made by"
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment whose sampler is chosen, and whose environments are checked and seated; it can be pickled.
+    """An experiment with its sampler chosen and its environments checked and seated; it can be pickled.
 
     A Trainer, learner or runner that is given a plan does not check the environments again. A runner makes its sampler
-    of it, as of any `Maker`.
+    from it, like from any `Maker`.
     """
 
     exp: Experiment
     """With settings of a sampler, neither None nor "auto"."""
     report: EnvReport
-    """Of `ps.check_env` on the environment of training."""
+    """Report of `ps.check_env` on the environment of training."""
     algo: Any
     """The experiment's algorithm; in an environment of many agents one that knows who plays whom."""
     env: EnvConfig
@@ -57,7 +57,7 @@ class Plan:
     seating: Seating
     """Who plays in it."""
     sampler: SamplerSettings
-    """Those of the experiment, with what they leave to the algorithm and the environment."""
+    """Sampler settings of the experiment, with defaults that depend on algorithm and environment filled in."""
     held_out: EnvReport | None
     """The report of `ps.check_env` on the environment of evaluations; None: evaluations play the one of training."""
     eval_env: EnvConfig
@@ -97,7 +97,7 @@ class Plan:
 
     @classmethod
     def with_usual_sampler(cls, exp: Experiment) -> Plan:
-        """The plan with the sampler that the experiment names, for "auto" a SerialSampler; errors as of `of`."""
+        """The plan with the sampler that the experiment names, for "auto" a SerialSampler; errors as in `of`."""
         require_device(exp.run.device, "run.device")
         settings, seed = exp.sampler_settings, exp.run.seed
         report = check_apart(exp.env_config, seed, settings)
@@ -119,7 +119,7 @@ class Plan:
         return replace(self, exp=replace(self.exp, sampler=settings), sampler=sampler)
 
     def among(self, runners: int) -> list[Plan]:
-        """This plan for each of so many runners that have its sampler, whose slots begin where its own do."""
+        """This plan split for a number of runners with its sampler; their slots begin where its own do."""
         B = self.fragment.B
         return [replace(self, share=self.share.part(i * B, runners * B)) for i in range(runners)]
 
@@ -134,8 +134,8 @@ class Plan:
         policy.set_progress(0.0)
         if self.held_out is not None:
             check_fits(self.eval_env, self.eval_seating, policy)
-        for own in each(policy).values():  # in the slot after those that train and that of an evaluator
-            view = None if own.replay_schedule is None else own.replay_schedule.replay.view
+        for trained in trained_policies(policy).values():  # in the slot after those that train and that of an evaluator
+            view = None if trained.replay_schedule is None else trained.replay_schedule.replay.view
             if isinstance(view, HindsightTransitions):
                 view.play_in(partial(self.env.make, self.sampler.spec.B + 1))
         _check_sources(self.exp.algo, self.sampler, policy)
@@ -150,12 +150,12 @@ class Plan:
         return Evaluator(self.eval_env, self.seed, self.sampler.spec.B)
 
     def make(self) -> LiveSampler:
-        """The live sampler of one runner, whose activity another process can read."""
+        """The live sampler of one runner, with activity that another process can read."""
         return SamplerShare(self.sampler, self.env, self.seed, self.share).make()
 
-    def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[Installed, dict[str, Any]]:
-        """The policy's agents as they act for batches of this T and B; and what `Installed.take` returned of them."""
-        acting = Installed(self.seating, batch, self.env.all_info_keys, self.share)
+    def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[ActingAgents, dict[str, Any]]:
+        """The policy's agents as they act for batches of this T and B; and the examples that `take` returned."""
+        acting = ActingAgents(self.seating, batch, self.env.all_info_keys, self.share)
         return acting, acting.take(agents_of(policy))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,16 +170,16 @@ class Plan:
             )
         vars(self).update(state)
 
-    def infos(self, shown: dict[str, Any]) -> Tree:
-        """The example of the info of a row, as `Policy.prepare` takes it, of those that `Sampler.initialize` returned.
+    def infos(self, examples: dict[str, Any]) -> Tree:
+        """Example of a row's info for `Policy.prepare`, from the examples that `Sampler.initialize` returned.
 
-        Of many agents {policy id: example}.
+        With many agents {policy id: example}.
         """
-        return {name: own["info"] for name, own in shown.items()} if self.seating.many else shown["info"]
+        return {name: example["info"] for name, example in examples.items()} if self.seating.many else examples["info"]
 
     @property
     def specs(self) -> Specs:
-        """What policies are built for: an EnvSpec, or {policy id: EnvSpec}."""
+        """Argument of `Algorithm.build`: an EnvSpec, or {policy id: EnvSpec}."""
         return self.seating.for_build
 
     @property
@@ -206,9 +206,9 @@ def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seatin
 
 
 def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
-    """The settings, with what they leave to an experiment: discount of logged returns, shared memory of a cluster."""
-    own = settings.with_discount(discount)
-    return own.fitted(seating.specs) if isinstance(own, RunnerSampler) else own
+    """The settings with defaults that an experiment decides: discount of logged returns, object store of a cluster."""
+    fitted = settings.with_discount(discount)
+    return fitted.fitted(seating.specs) if isinstance(fitted, RunnerSampler) else fitted
 
 
 def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:
@@ -217,10 +217,10 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
     Checks every policy that learns; of several the message names the one that does not fit.
     """
     algos: Mapping[str, Any] = getattr(algo, "algos", {})
-    for name, own in each(policy).items():
+    for name, trained in trained_policies(policy).items():
         try:
-            check_teacher(algos.get(name, algo), settings, own.replay_schedule is not None)
-            _check_stale(algos.get(name, algo), settings, own)
+            check_teacher(algos.get(name, algo), settings, trained.replay_schedule is not None)
+            _check_stale(algos.get(name, algo), settings, trained)
             if name in getattr(algo, "min_rows", ()):
                 _check_whole(settings)
         except ConfigError as error:
@@ -252,7 +252,7 @@ def _check_stale(algo: Any, settings: SamplerSettings, policy: Policy) -> None:
 
 
 def _check_whole(settings: SamplerSettings) -> None:
-    """Raises ConfigError for a sampler whose batches do not go on where the one before has ended."""
+    """Raises ConfigError for a sampler with batches that do not continue the one before."""
     if settings.mode == "ready":
         raise ConfigError(
             "min_rows keeps rows of slots that follow each other from one batch to the next, and sampler.mode='ready' "

@@ -20,7 +20,7 @@ from penstock.samplers import find_sampler, placed
 _FOLDER = Path(__file__).parent.parent / "presets"
 _NOTES = ("why",)
 _POLICIES = "policies."
-"""Of keys that are agents; their values are policy ids. Each policy has the algorithm's settings."""
+"""Prefix of keys that name agents; their values are policy ids. Each policy has the algorithm's settings."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Preset:
     path: Path
 
     def misfit(self, env: str, kwargs: Mapping[str, Any], wrappers: Sequence[Any] = ()) -> str:
-        """The reason for which its network does not suit what the environment shows; "" if none is known."""
+        """The reason why its network does not suit the observations; "" if none is known."""
         if self.changes.get("algo.net.cnn") is None:
             return ""
         if is_raw(env, kwargs):
@@ -87,11 +87,11 @@ def named_preset(name: str) -> Preset:
 def preset_of_file(
     path: str | Path, algo: str, env: str, name: str | None = None, trust: bool = False
 ) -> Preset | None:
-    """The preset of an algorithm for an environment in a file that is written as those of the package.
+    """The preset of an algorithm for an environment in a file in the format of the package's presets.
 
     Args:
         name: of a table; None for the environment's own table, else the first pattern that matches, else None.
-        trust: what it names may be imported and called; not needed for a file that a search of this user's wrote.
+        trust: allow importing and calling code that it names; not needed for a file written by this user's search.
 
     Raises:
         ConfigError: no such file or table, it is not TOML, or it names code and is not trusted.
@@ -169,7 +169,7 @@ def _tables(algo: str) -> dict[str, dict[str, Any]]:
 
 
 def _matching(tables: Mapping[str, Any], env: str) -> str | None:
-    """The table of an environment's id, or of the import path that the id stands for."""
+    """The table of an environment's id, or of the import path of its entry point."""
     for name in dict.fromkeys((env, import_path_of(env))):
         if name in tables:
             return name

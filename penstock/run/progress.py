@@ -40,7 +40,7 @@ _SHOWN = (
     ("critic loss", "train/critic_loss"),
 )
 _OF_GAMES = (("Elo", "self_play/elo"), ("win rate against past selves", "self_play/win_rate"))
-"""Of self-play, where the return of both sides together says nothing."""
+"""Metrics of self-play, where the joint return of both sides has no meaning."""
 _ON_A_LINE = 3
 _MOST_PARTS = 8
 """Numbers of single policies and agents in the panel, at most."""
@@ -187,7 +187,7 @@ def _of_parts(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _returns(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Those of policies, then of agents, for a line: all of a kind, or none."""
+    """Metrics of policies, then of agents, for a line: all of a kind, or none."""
     found: list[tuple[str, str]] = []
     returns = [part for part in _of_parts(metrics) if part[0].startswith("return")]
     for of_agents in (False, True):

@@ -28,10 +28,10 @@ from penstock.envs.pools.serial import SerialPool
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import by_id
 from penstock.run.entry import open_policy
-from penstock.run.files.stored import named
+from penstock.run.files.stored import prefix_errors
 from penstock.run.signals import die_of, ending_signals, handling
+from penstock.samplers.acting_agents import Buffers
 from penstock.samplers.collector import collect
-from penstock.samplers.installed import Buffers
 from penstock.samplers.tensors.making import batched_pool
 from penstock.workers.checking import check_apart
 
@@ -51,7 +51,7 @@ class Recording:
     path: Path
     env: str
     checkpoint: int
-    """Step of the checkpoint whose policy played."""
+    """Step of the checkpoint that played."""
     returns: np.ndarray[Any, np.dtype[np.float64]]
     """[E] float64, undiscounted returns of the episodes added, in the order in which they ended."""
     steps: int
@@ -87,7 +87,7 @@ def record(
         file_format: "minari" records as usual first, and writes the HDF5 file when all episodes are recorded.
         env: the environment again, where it could not be stored (a lambda). env_kwargs, env_options: added to the
             run's.
-        trust: what the run names may be imported and called; not needed for your own runs (docs/security.md).
+        trust: allow importing and calling code that the run names; not needed for your own runs (docs/security.md).
         progress: called after each episode with the number of episodes and steps so far, and its return.
 
     Raises:
@@ -127,7 +127,7 @@ def record(
     (policy,) = by_id(policy).values()
     native = makes_vector_env(config)  # a batch of as many environments as the run was trained with
     B = exp.sampler_settings.spec.B if native else max(min(episodes, _B), 1)
-    with named(Path(run_dir)):
+    with prefix_errors(Path(run_dir)):
         played = _Player(config, policy, episodes, B, deterministic)
     try:
         with (

@@ -12,7 +12,7 @@ from penstock.core.machine import counted
 from penstock.core.spec import describe
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import LoadedPolicy, by_id, each
+from penstock.learn.policy_set import LoadedPolicy, by_id, trained_policies
 from penstock.learn.rows.minibatch import part_count
 from penstock.run.files.rundir import changes_since
 from penstock.run.progress import number
@@ -81,7 +81,7 @@ def headline(trainer: Trainer) -> str:
         f"\n  policy {name}, {counted(n, 'agent')}: {_shown(policy)}; "
         + (
             _learning(policy, T, B * n, total, "row", total if seating.turns else total * n, moves)
-            if name in each(trainer.policy)
+            if name in trained_policies(trainer.policy)
             else "not trained"
         )
         + _images(policy).replace("\n", "\n  ")
@@ -111,7 +111,7 @@ def _images(policy: Policy) -> str:
 def _learning(
     policy: Policy, T: int, B: int, steps: int, unit: str = "step", most: int | None = None, moves: str = "steps"
 ) -> str:
-    """The rows of a batch, and what is done with them in a run of so many steps, in which there are `most` rows."""
+    """The rows of a batch and the work on them, in a run of this many steps, with `most` rows in total."""
     rows = f"{counted(B * T, 'row')} a batch"
     if policy.replay_schedule is None:
         parts = part_count(T, B, policy.minibatch, columns=policy.recurrent)

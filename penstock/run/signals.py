@@ -105,7 +105,7 @@ def unfailing_output() -> Generator[Unfailing | None]:
 
 
 def open_standard_files() -> None:
-    """Opens /dev/null in the place of standard files that were closed, or the next file would be taken for one."""
+    """Opens /dev/null for standard files that were closed, or the next file would take their number."""
     for fd in range(3):
         try:
             os.fstat(fd)

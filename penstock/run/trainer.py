@@ -72,7 +72,7 @@ class Trainer:
             self._check_stop(metric_names(*_EVALUATED, plan.eval_env.info_keys))
         self._evaluator: Evaluator | None = None
         self._agents = (plan.held_out or plan.report).agents if exp.run.eval_exploitability else None
-        """Those of the game whose positions evaluations walk over."""
+        """Agents of the game that exploitability is computed for."""
         if exp.run.eval_exploitability and self._agents is None:
             raise ConfigError(
                 f"run.eval_exploitability with {exp.eval_env_config.name}, an environment of one agent; expected a game"
@@ -90,7 +90,8 @@ class Trainer:
         self.episodes = Episodes()
         """Those that ended in the last iteration."""
         self.pending: ResultDict = {}
-        """Metrics of an iteration whose evaluation a signal cut short; the resumed run evaluates and logs them."""
+        """Metrics of an iteration with an evaluation that a signal cut short; the resumed run evaluates and logs
+        them."""
         self.finished = False
         """True if the run has ended, final evaluation included; stored in the checkpoint for `resume`."""
         self.recent = Episodes()
@@ -126,9 +127,9 @@ class Trainer:
                 self._training_step = self.learners.join(self.policy, self._training_step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             end_ahead()
-            shown = self.sampler.initialize(agents_of(self.policy))
+            examples = self.sampler.initialize(agents_of(self.policy))
             plan_whole(self.policy, self.sampler)
-            self.policy.prepare(self.sampler.batch_spec, plan.infos(shown))
+            self.policy.prepare(self.sampler.batch_spec, plan.infos(examples))
         except BaseException as error:
             end_ahead()
             self._end_trace()
@@ -202,22 +203,22 @@ class Trainer:
         if elsewhere or self._stopped:
             if self._evaluator is None:
                 self._evaluator = self.plan.make_evaluator()
-            found = self._evaluator.play(self.policy, self.itr, count, **how)
+            played = self._evaluator.play(self.policy, self.itr, count, **how)
             if self._stopped:
                 self._close_evaluator()
         else:
-            found = self.sampler.evaluate_agent(self.itr, count, **how)
+            played = self.sampler.evaluate_agent(self.itr, count, **how)
         if give_up is not None and give_up():
-            return {}, found
-        metrics = found.metrics(*_EVALUATED)
+            return {}, played
+        metrics = played.metrics(*_EVALUATED)
         if self._agents is not None:
             metrics["eval/exploitability"] = self._exploitability(count)
-        if len(found):
+        if len(played):
             self._check_stop([*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)])
-            if cut := found.without_end(run.eval_max_steps):
+            if cut := played.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
-            self.best_score = max(self.best_score, found.mean_return)
-        return metrics, found
+            self.best_score = max(self.best_score, played.mean_return)
+        return metrics, played
 
     def _exploitability(self, count: int) -> float:
         assert self._agents is not None

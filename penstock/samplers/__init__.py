@@ -38,7 +38,7 @@ def find_sampler(name: str) -> Any:
     """The settings class of a sampler, or of `module:NAME`; it is not called.
 
     Raises:
-        ConfigError: an unknown name (the message says the nearest), or something that is no such class.
+        ConfigError: an unknown name (the message says the nearest), or an object that is no settings class.
     """
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
@@ -54,9 +54,9 @@ def samplers_with(setting: str) -> list[str]:
 
 
 def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The same slots in the sampler that `changes` name, and the changes that remain for `override`.
+    """The sampler that `changes` names, with the same slots, and the remaining changes for `override`.
 
-    T, B and all that decides the content of a batch stay as they are, however many runners share the slots.
+    T, B and all that determines the contents of a batch stay, for any number of runners.
 
     Args:
         sampler: the settings so far.

@@ -50,7 +50,7 @@ class ActionServer:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Fills training batches; arguments as of `collect`."""
+        """Fills training batches; arguments as in `collect`."""
         started, waited = time.perf_counter(), pool.wait_s
         acting: list[Any] = [self._there(policy, agent) for policy, agent in enumerate(agents)]
         if self._graph and not pool.takes_turns and views[0].device.type == "cuda":
@@ -72,7 +72,7 @@ class ActionServer:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Fills batches of an evaluation, whose waits are not counted."""
+        """Fills batches of an evaluation; its waits are not counted."""
         self._collect(pool, [self._there(*each) for each in enumerate(agents)], batches, views, states, noise)
 
     def serve(self, pool: ProcessPool | NativeGroups, *rest: Any) -> None:

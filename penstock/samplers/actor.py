@@ -26,13 +26,13 @@ DETERMINISTIC = -1
 
 
 class Actor:
-    """Agents whose parameters lie in shared memory, where the learner writes them between two batches.
+    """Agents with parameters in shared memory, where the learner writes them between two batches.
 
     Args:
-        pool: the worker's slots, whose numbers address their noise. agents: one for each policy.
-        parameters: of each agent by name, as `parameters_of` returns them.
-        batches: of every buffer the worker's columns of each policy.
-        states: of each policy [b, ...] recurrent states before the next batch, in shared memory.
+        pool: the worker's slots; their numbers address the noise. agents: one for each policy.
+        parameters: for each agent its parameters by name, as `parameters_of` returns them.
+        batches: for every buffer, the worker's columns of each policy.
+        states: for each policy, [b, ...] recurrent states before the next batch, in shared memory.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WorkerActors:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Publishes the parameters, between two batches, and has the batch filled; arguments as of `collect`."""
+        """Publishes the parameters, between two batches, and has the batch filled; arguments as in `collect`."""
         for agent, arrays in zip(agents, pool.parameters):
             copy_parameters(agent, {name: torch.from_numpy(x) for name, x in arrays.items()})
         mode = DETERMINISTIC if noise is None else int(noise.purpose)
@@ -127,8 +127,8 @@ class WorkerActors:
         return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copies, arrays))
 
     def metrics(self) -> dict[str, float]:
-        """Nothing: workers wait for nobody."""
+        """Does nothing: workers wait for nobody."""
         return {}
 
     def close(self) -> None:
-        """Nothing: the workers end with their pool."""
+        """Does nothing: the workers end with their pool."""

@@ -1,4 +1,4 @@
-"""The learner's side of an AsyncSampler: publishes parameters, releases batches, and takes what is ready."""
+"""The learner's side of an AsyncSampler: publishes parameters, releases batches, and takes those that are ready."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from penstock.processes.descriptors import read_all
 from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.states import LiveState, State
+from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
@@ -40,7 +41,6 @@ from penstock.samplers.async_process import (
     SetInner,
 )
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.installed import Installed, last_row
 from penstock.samplers.live import evaluation_seed
 from penstock.workers import control
 from penstock.workers.shares import at_work
@@ -53,7 +53,7 @@ _RESULT_BYTES_PER_ROW = 64
 
 
 class AsyncLive(Evaluates):
-    """A `Sampler` whose batches come from a process of its own.
+    """A `Sampler` that collects its batches in another process.
 
     `obtain_samples(k)` publishes the agent's parameters as version k, releases batch k - 1, and waits for batch k.
     """
@@ -79,16 +79,16 @@ class AsyncLive(Evaluates):
         self._opened = np.zeros(inner.spec.B, np.int64)
         self._kept: dict[int, list[SampleBatch]] = {}  # by number, while a new process makes the buffers anew
         self.cut_slots: list[int] = []
-        """Slots whose open episode could not be restored by the last `load_state_dict`."""
+        """Slots with an open episode that the last `load_state_dict` could not restore."""
         made = workers.start(self)[0][0]
         self.spec = EnvSpec.from_plain(made["spec"])
         self.info_keys = tuple(made["info_keys"])
         """Keys of the env info in every batch."""
-        self._installed = Installed(config.seated(self.spec), self.batch_spec, self.info_keys, share)
+        self._installed = ActingAgents(config.seated(self.spec), self.batch_spec, self.info_keys, share)
         self.specs: Mapping[str, EnvSpec] = self._installed.seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
 
-    # What the supervisor asks: see `Supervised`.
+    # Called by the supervisor: see `Supervised`.
 
     def messages(self, w: int, replaces: bool) -> list[Any]:
         out: list[Any] = [self._make]
@@ -111,9 +111,9 @@ class AsyncLive(Evaluates):
         return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
 
     def lost(self, w: int) -> None:
-        """Prepares the state from which a new process tree goes on after the last whole batch, with new episodes.
+        """Prepares the state from which a new process tree continues after the last complete batch, with new episodes.
 
-        What a SerialSampler had stepped of the batch that follows is lost, and counted.
+        Steps that a SerialSampler had made for the next batch are lost, and counted.
         """
         done = self._block[control.DONE]
         if not done and self._continues is not None:
@@ -145,7 +145,7 @@ class AsyncLive(Evaluates):
     # The live sampler.
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
-        """Takes the agents whose parameters are published; returns examples of one step, as `Sampler.initialize`."""
+        """Takes the agents, to publish their parameters; returns examples of one step, like `Sampler.initialize`."""
         shown = self._installed.take(agents)
         taken, seating = self._installed.agents, self._installed.seating
         n = self._ahead.depth + 2
@@ -221,7 +221,7 @@ class AsyncLive(Evaluates):
         return self._ahead.state_dict(self._ask(GetInner()), self._opened.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
+        """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
         if not state["released"]:
             return
         self._ahead.check(state)
@@ -236,7 +236,7 @@ class AsyncLive(Evaluates):
         return self._ahead.join_states(states)
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`."""
+        """Inverse of `join_states`."""
         return self._ahead.split_state(state, slots)
 
     def shutdown(self) -> None:
@@ -284,7 +284,7 @@ class AsyncLive(Evaluates):
 
     def _ready(self, itr: int) -> bool:
         if not self._workers.workers[0].up:
-            return False  # what it has done so far, it has made anew
+            return False  # its counters include the work that it repeated
         self._put_back()
         if self._block[control.SENT] < self._ahead.released:  # a new process knows nothing of it
             self._block[NEWEST] = self._ahead.released - self._ahead.depth - 1

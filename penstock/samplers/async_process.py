@@ -53,7 +53,7 @@ class AttachInner:
 
     agents: Agents
     parameters: list[Tree]
-    """Of every version the arrays of each agent."""
+    """Arrays of each agent, for every version."""
     buffers: int
     depth: int
     exact: bool

@@ -1,8 +1,8 @@
 """AsyncSampler: an inner sampler runs in a process of its own, and collects while the learner trains.
 
 Batch k starts when training on batch k - 1 - depth is finished. With `weights="exact"` it acts with the parameters of
-version k - depth (0 at first), so depth 0 is the synchronous sampler and every depth gives the same batches from run
-to run; with `weights="newest"` it takes whatever was published last. Parameters are published as copies in a ring of
+version k - depth (0 at first), so depth 0 is the synchronous sampler and every depth gives the same batches from run to
+run; with `weights="newest"` it takes the parameters published last. Parameters are published as copies in a ring of
 depth + 2 places: the place that is written is never one that may be read. The batches lie in a ring of as many.
 """
 
@@ -35,18 +35,19 @@ class AsyncSampler(SamplerSettings):
     kept = ("depth", "weights")
 
     inner: Any = SerialSampler()
-    """Settings of the sampler that collects, in a process of its own."""
+    """Settings of the sampler that collects, in its own process."""
     depth: Whole = 1
-    """How many batches it may be ahead, usually 1; 0 waits for the learner as the inner sampler would."""
+    """Batches that the sampler may be ahead of the learner, usually 1; 0: it waits for the learner, as the inner
+    one."""
     weights: Weights = "exact"
-    """Parameters that batch k acts with: `exact`, those of version k - depth, is reproducible; `newest` is freshest."""
+    """Parameters for batch k: `exact`: version k - depth, reproducible; `newest`: the latest available."""
     step_timeout_s: Positive = 60.0
     """Seconds without progress after which the sampling process counts as hung; its workers have their own limit."""
     start_timeout_s: Positive = 300.0
-    """The same while it starts and makes its environments."""
+    """Seconds without progress while it starts and makes its environments, after which it counts as hung."""
     fault_policy: FaultPolicy = "auto"
-    """After the sampling process itself died: `auto` and `restart` start it anew, every slot with its next episode;
-    `raise`. What happens in its workers is a matter of the inner sampler's policy."""
+    """If the sampling process itself dies: `auto` and `restart` start it again, every slot with its next episode;
+    `raise` ends the run. Faults of its workers follow the inner sampler's fault policy."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
@@ -71,7 +72,7 @@ class AsyncSampler(SamplerSettings):
 
     @property
     def cores(self) -> int:
-        """Those of the inner sampler, and one that trains meanwhile."""
+        """Cores for the inner sampler, and one for the learner that trains meanwhile."""
         return 1 + self.inner.cores
 
     def content(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class AsyncSerialSampler(AsyncSampler):
     """`AsyncSampler` around a SerialSampler: one process collects, this one trains."""
 
     inner: SerialSampler = SerialSampler()
-    """Settings of the sampler that collects, in a process of its own."""
+    """Settings of the sampler that collects, in its own process."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class AsyncCpuSampler(AsyncSampler):
     """`AsyncSampler` around a CpuSampler: its workers step and act while this process trains."""
 
     inner: CpuSampler = CpuSampler()
-    """Settings of the sampler that collects, in a process tree of its own."""
+    """Settings of the sampler that collects, in its own process tree."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class AsyncGpuSampler(AsyncSampler):
     """`AsyncSampler` around a GpuSampler: the action server has a process of its own."""
 
     inner: GpuSampler = GpuSampler()
-    """Settings of the sampler that collects, in a process tree of its own."""
+    """Settings of the sampler that collects, in its own process tree."""
 
 
 @dataclass(frozen=True)
@@ -141,4 +142,4 @@ class AsyncAlternatingSampler(AsyncSampler):
     """`AsyncSampler` around an AlternatingSampler."""
 
     inner: AlternatingSampler = AlternatingSampler()
-    """Settings of the sampler that collects, in a process tree of its own."""
+    """Settings of the sampler that collects, in its own process tree."""

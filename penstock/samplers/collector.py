@@ -37,7 +37,7 @@ class GroupViews:
         self._structure = tree_structure(self.inputs[0])
         missing = self.padded - self.n
         self._padding = [x.new_zeros(missing, *x.shape[1:], device=device) for x in self._rows[0]] if missing else []
-        # An agent without memory keeps no view of what it is shown, so one row serves for all and each batch's noise.
+        # An agent without memory keeps no view of its inputs, so one row serves for all and for each batch's noise.
         self._reused = bool(missing) and device.type == "cpu" and batch.state is None
         if self._reused:
             self._shown = tree_map(lambda x: x.new_zeros(self.padded, *x.shape[1:]), self.inputs[0])
@@ -103,10 +103,10 @@ class GroupViews:
 
 
 class TurnViews:
-    """Views of one group's columns in a batch whose rows are turns: those that wait are gathered, answers scattered.
+    """Views of one group's columns in a batch of turns: gathers the columns that wait, and scatters the answers.
 
     The recurrent states of a group are `{"now": ..., "before": ...}`, each [b, ...]: after the last turn of every
-    column, and before the turn that the next batch has in row 0, which is the last one if it is still open.
+    column, and before the turn in row 0 of the next batch (the last turn, if it is still open).
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class TurnViews:
         n, padded = len(slots), padded_rows(len(slots))
 
         def put(x: npt.NDArray[Any], fill: float = 0) -> Tensor:
-            found = np.ascontiguousarray(x[rows, slots])
+            turns = np.ascontiguousarray(x[rows, slots])
             if n != padded:
-                found = np.concatenate([found, np.full((padded - n, *x.shape[2:]), fill, x.dtype)])
-            return torch.from_numpy(found).to(self.device)
+                turns = np.concatenate([turns, np.full((padded - n, *x.shape[2:]), fill, x.dtype)])
+            return torch.from_numpy(turns).to(self.device)
 
         inputs = tree_unflatten(self._structure, [put(x) for x in self._inputs])
         uniforms = None if noise is None else put(noise, 0.5)
@@ -168,7 +168,7 @@ class TurnViews:
         return noise
 
     def null_ignored(self, sweep: int) -> None:
-        """Nothing: a pool whose agents take turns shows the null action after a reset row itself."""
+        """Does nothing: a pool whose agents take turns shows the null action after a reset row itself."""
 
     def finish(self, state: Tree) -> None:
         """Called when the batch is complete: the state before row 0 of the next is the one after every closed turn."""
@@ -319,11 +319,11 @@ Collect: TypeAlias = Callable[
 
 
 class Server(Protocol):
-    """Runs the loop in the place of this thread: with a copy of the agent, or in the pool's workers."""
+    """Runs the loop elsewhere than in this thread: with a copy of the agent, or in the pool's workers."""
 
     @property
     def serve(self) -> Collect:
-        """Fills the batches; arguments as of `collect`."""
+        """Fills the batches; arguments as in `collect`."""
         ...
 
     @property

@@ -39,7 +39,7 @@ Groups = Annotated[int, Limit(1, MAX_GROUPS)]
 
 @dataclass(frozen=True)
 class WorkerSampler(SamplerSettings):
-    """Settings of every sampler whose worker processes step environments."""
+    """Settings of every sampler that steps environments in worker processes."""
 
     kept = PLAYING
     hosts_eval_env = True
@@ -47,29 +47,29 @@ class WorkerSampler(SamplerSettings):
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
     B: Count = 16
-    """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts. Of
-    many agents each has a column for every seat."""
+    """Slots: environments stepped side by side, usually 4 or more for each worker; 16 to 1024 where a device acts. With
+    many agents each environment has a column for every seat."""
     workers: Count = 2
-    """Processes, usually one for each core, less one where an action server acts; any number gives the same batches,
-    and none is started that would have no slot. Native batched environments step in threads of their own: leave the
+    """Worker processes, usually one for each core, less one where an action server acts. Batches do not depend on the
+    number, and no worker without a slot is started. Native batched environments step in their own threads: leave the
     default."""
     groups: Groups = 1
     """Groups of slots that alternate, 1 to 8, each worker having some slots of each; always 1 for a CpuSampler."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: Whole = 0
-    """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
+    """Each slot takes 1 to this many random steps before the first batch, so that episodes are not synchronised."""
     discount: Unit | None = None
-    """Of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
+    """Discount of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
     journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
     step_timeout_s: Positive = 60.0
     """Seconds without progress of a `step` or `reset` after which a worker counts as hung and is killed."""
     start_timeout_s: Positive = 300.0
-    """The same while a worker starts and makes its environments."""
+    """Seconds without progress while a worker starts and makes its environments, after which it is killed."""
     fault_policy: FaultPolicy = "auto"
-    """After a fault: `auto` raises what an environment raised and replaces workers that died or hang; `raise`,
-    `restart`, or `drop` (go on without the slots of that worker)."""
+    """After a fault: `auto` raises an environment's exception and replaces workers that died or hang; `raise` always
+    raises, `restart` always replaces the worker, `drop` continues without its slots."""
     affinity: Placement | None = None
     """CPUs of each worker and of an action server, as `penstock.run.affinity.plan` returns them; None for any."""
 
@@ -179,7 +179,7 @@ class WorkerSampler(SamplerSettings):
 
 @dataclass(frozen=True)
 class CpuSampler(WorkerSampler):
-    """Settings of a sampler whose workers step and act, each for its share of the slots."""
+    """Settings of a sampler with workers that step and act, each for its share of the slots."""
 
     def __post_init__(self) -> None:
         if self.groups != 1:

@@ -21,7 +21,7 @@ from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 _WARM_UPS = 3
-"""Runs before a capture, in which libraries allocate what they keep: torch's documentation asks for them."""
+"""Warm-up runs before a capture, in which libraries allocate their workspaces; torch's documentation requires them."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the launches of a function; returns a function that launches all of them again."""
@@ -36,13 +36,13 @@ class _Graph(NamedTuple):
     outputs: Any
     """Action and info."""
     lent: list[weakref.ref[Tensor]]
-    """The state that the loop was given last, if there is one: once it is gone, nobody will ask for this graph."""
+    """The last state returned to the loop, if any; once it is gone, nothing uses this graph."""
 
 
 class GraphedAgent:
     """Stands in for an agent in the loop: `act` replays one graph for each group.
 
-    An agent whose `act` asks what a tensor holds cannot be captured: a warning says so, and it acts without graphs.
+    An agent cannot be captured if its `act` reads values of tensors: a warning says so, and it acts without graphs.
 
     Args:
         agent: on the device; its parameters may change, but not their addresses.
@@ -57,7 +57,7 @@ class GraphedAgent:
         self._refused = False
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        """As `Agent.act`; the next call with this state overwrites the answer.
+        """Like `Agent.act`; the next call with this state overwrites the answer.
 
         A deterministic action is computed without a graph: only evaluations take one.
         """
@@ -118,7 +118,7 @@ def cuda_capture(run: Callable[[], None], device: torch.device) -> Callable[[], 
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as nccl's, may ask the driver for what a capture forbids in its own thread.
+        # Other threads, such as nccl's, may make driver calls that a capture forbids in its own thread.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             run()
     return graph.replay
@@ -127,7 +127,7 @@ def cuda_capture(run: Callable[[], None], device: torch.device) -> Callable[[], 
 def pin(batches: list[SampleBatch], device: torch.device) -> bool:
     """Locks the memory of buffers that share a slab, so that copies to the device run by themselves.
 
-    Returns False, after a warning, where the driver refuses, such as for want of lockable memory: copies then wait.
+    Returns False, after a warning, if the driver refuses, for example for lack of lockable memory; copies then block.
     """
     ranges = [(x.ctypes.data, x.ctypes.data + x.nbytes) for x in tree_leaves(batches) if x.nbytes]
     first, last = min(a for a, _ in ranges), max(b for _, b in ranges)
@@ -146,7 +146,7 @@ def pin(batches: list[SampleBatch], device: torch.device) -> bool:
 
 
 def unpin(batches: list[SampleBatch], device: torch.device) -> None:
-    """The inverse of `pin`, before the memory is given back."""
+    """Inverse of `pin`, before the memory is given back."""
     cudart: Any = torch.cuda.cudart()
     with torch.cuda.device(device):
         if int(cudart.cudaHostUnregister(min(x.ctypes.data for x in tree_leaves(batches) if x.nbytes))):

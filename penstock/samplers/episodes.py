@@ -1,4 +1,4 @@
-"""Episodes that ended: returns, lengths and what was reported of them, by agent and policy where there are several."""
+"""Finished episodes: returns, lengths and reported info, by agent and policy where there are several."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 from penstock.envs.pools.pool import EpisodeLog
 
 DISCOUNT = 0.99
-"""Of episode returns where neither sampler nor algorithm names one."""
+"""Discount of episode returns if neither sampler nor algorithm names one."""
 _MOST_AGENTS = 8
-"""Agents of an environment whose own means are logged, at most."""
+"""Largest number of agents for which each agent's means are logged."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class AgentEpisodes:
         )
 
     def at(self, index: Any) -> AgentEpisodes:
-        """Those of some of the episodes."""
+        """The rows of some of the episodes."""
         columns = {key: values[index] for key, values in self.columns.items()}
         return AgentEpisodes(
             self.agents, self.policies, *(getattr(self, name)[index] for name in _PER_AGENT), columns=columns
@@ -69,7 +69,7 @@ _PER_AGENT = ("policy", "return_", "length", "discounted_return", "terminated")
 class Episodes:
     """E finished episodes, by the time they ended, then by slot.
 
-    Of environments of many agents an episode is the environment's: its return is the team's, the sum over all agents.
+    With many agents an episode is the environment's: its return is the team's, the sum over all agents.
     """
 
     return_: Floats = field(default_factory=lambda: _NO_FLOATS)
@@ -86,7 +86,7 @@ class Episodes:
     """[E] for each recorded env info key its last reported value in the episode; NaN if it never was. The mean of many
     agents."""
     parts: AgentEpisodes | None = None
-    """What each agent did; None in environments of one. `agents` and `policies` read it."""
+    """The episodes agent by agent; None in environments of one. `agents` and `policies` read it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.parts, Mapping):  # plain, out of a message or a checkpoint
@@ -150,7 +150,7 @@ class Episodes:
         return int((~self.terminated & (self.length >= steps)).sum())
 
     def no_longer_than(self, steps: int) -> Episodes:
-        """Those of at most this many steps."""
+        """The episodes of at most this many steps."""
         return self.at(self.length <= steps)
 
     def metrics(
@@ -158,7 +158,7 @@ class Episodes:
     ) -> dict[str, float]:
         """Statistics under Stable-Baselines3's names; empty without episodes.
 
-        Mean, std, median, min and max of returns and lengths; means of discounted returns and of what was reported.
+        Mean, std, median, min and max of returns and lengths; means of discounted returns and of the reported info.
         Where there are several policies also `rollout/ID/ep_...`, and of 2 to 8 agents the means of return and length,
         `rollout/agent/NAME/ep_rew_mean`.
         """
@@ -177,7 +177,7 @@ class Episodes:
         return out
 
     def _metrics(self, name: str, return_: str, length: str) -> dict[str, float]:
-        """Those of the episodes as a whole."""
+        """Statistics of the episodes over all agents."""
         out = {
             name.format(key=key, stat=stat): value
             for key, values in ((return_, self.return_), (length, self.length))
@@ -214,11 +214,11 @@ class Episodes:
         return replace(self, slot=self.slot + first)
 
     def of_slots(self, slots: slice) -> Episodes:
-        """Those of some of the slots, which are numbered from 0."""
+        """The episodes of some of the slots, renumbered from 0."""
         return self.at((self.slot >= slots.start) & (self.slot < slots.stop)).numbered(-slots.start)
 
     def at(self, index: Any) -> Episodes:
-        """Those of an index, a slice or a mask [E]."""
+        """The episodes that an index, a slice or a mask [E] selects."""
         columns = {key: values[index] for key, values in self.columns.items()}
         parts = None if self.parts is None else self.parts.at(index)
         return Episodes(*(getattr(self, name)[index] for name in _PER_EPISODE), columns=columns, parts=parts)

@@ -25,13 +25,13 @@ from penstock.workers.shares import Shared
 
 @dataclass(frozen=True)
 class GpuSampler(WorkerSampler):
-    """Settings of a sampler whose workers step and whose agent acts here, on any device, for all slots at once."""
+    """Settings of a sampler with workers that step while the agent acts here, on any device, for all slots at once."""
 
     overlap: bool = True
-    """Groups may step at the same time; without it the next one starts when the one before has finished."""
+    """True: groups may step at the same time. False: each group starts when the one before has finished."""
     device: str | None = None
-    """Where the agent acts: cpu, cuda or cuda:1. None for where it learns, or in an AsyncSampler for the CPU; elsewhere
-    it gets a copy, refreshed for every batch."""
+    """Device on which the agent acts: cpu, cuda or cuda:1. None: the learner's device, or the CPU in an AsyncSampler.
+    On another device a copy of the agent acts, refreshed for every batch."""
     cuda_graph: bool = True
     """On a CUDA device: launch each group's forward as one graph, which needs an agent without data-dependent steps."""
 
@@ -111,4 +111,4 @@ class NoOverlapAlternatingSampler(GpuSampler):
     groups: int = 2
     """Groups of slots that take turns, 2 to 8; each worker has some slots of each."""
     overlap: bool = False
-    """Groups may step at the same time; without it the next one starts when the one before has finished."""
+    """True: groups may step at the same time. False: each group starts when the one before has finished."""

@@ -1,4 +1,4 @@
-"""The live sampler whose agents run in this process or are run by workers, over any EnvPool."""
+"""The live sampler over any EnvPool, with agents in this process or in its workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.accounts.account import Account, LogAccount
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
-from penstock.samplers.accounts.playing import LogPlay, Play
+from penstock.samplers.accounts.evaluation_episodes import EvaluationEpisodes, LoggedEvaluationEpisodes
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
 from penstock.samplers.accounts.states import LiveState
+from penstock.samplers.acting_agents import ActingAgents, Buffers, last_row
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
-from penstock.samplers.installed import Buffers, Installed, last_row
 from penstock.samplers.tensors.account import TensorAccount, TensorStats
 from penstock.samplers.tensors.bounds import TensorBounds
 from penstock.samplers.traced import loop
@@ -70,7 +70,7 @@ class LiveSampler(Evaluates):
         self.specs: Mapping[str, EnvSpec] = seating.by_id
         """By policy id; of environments of one agent one, under `shared`."""
         try:
-            self._installed = Installed(seating, batch_spec, pool.info_keys, share)
+            self._installed = ActingAgents(seating, batch_spec, pool.info_keys, share)
         except ConfigError:
             pool.close()
             raise
@@ -92,7 +92,7 @@ class LiveSampler(Evaluates):
         self._evaluation_slots = 0, 0
         self._collected = False
         self.cut_slots: list[int] = []
-        """Slots whose open episode could not be restored by the last `load_state_dict`."""
+        """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
         """Takes the agent that will act, or one for each policy id, and allocates the batch, or several.
@@ -105,7 +105,7 @@ class LiveSampler(Evaluates):
             environments of many agents by policy id.
         """
         installed = self._installed
-        shown = installed.take(agents)
+        examples = installed.take(agents)
         try:
             acting = installed.by_id(installed.agents)
             self._training = Buffers(self.pool, acting, self.batch_spec, self._server, buffers, self._slab)
@@ -124,7 +124,7 @@ class LiveSampler(Evaluates):
             ]
             for batches in self._buffers
         ]
-        return shown
+        return examples
 
     @property
     def agents(self) -> Sequence[Agent]:
@@ -159,7 +159,7 @@ class LiveSampler(Evaluates):
         return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
-        """The same batch, and no account of it: for a runner of a group, whose driver keeps that."""
+        """The same batch without an account of it: for a runner of a group, whose driver keeps the account."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
@@ -177,7 +177,7 @@ class LiveSampler(Evaluates):
         return self.pool, training.agents, self._filled, training.views[buffer], training.states, noise
 
     def _complete(self, version: int) -> None:
-        """Writes the version, and cuts slots whose observations are not finite."""
+        """Writes the version, and cuts slots with observations that are not finite."""
         for policy, batch in enumerate(self._filled):
             if not self.pool.takes_turns:
                 batch.version[...] = version
@@ -187,41 +187,41 @@ class LiveSampler(Evaluates):
 
     def evaluate(self, asked: Evaluation) -> Episodes:
         """Plays an evaluation, anew if a worker or runner is lost in it: those left over would play other episodes."""
-        while (found := self._evaluated(asked)) is None:
+        while (episodes := self._evaluated(asked)) is None:
             pass  # who breaks it again and again uses up the budget of replacements
-        return found
+        return episodes
 
     def _evaluated(self, asked: Evaluation) -> Episodes | None:
         """The episodes of an evaluation; None if it broke."""
         agents, itr = self._installed.agents, asked.itr
         B = self.pool.evaluation_slots(min(asked.episodes, asked.slots))
-        own = self.evaluation_buffers(B)
-        batches, seating = own.filled(0), self._config.for_evaluation.seated(self.spec)
+        buffers = self.evaluation_buffers(B)
+        batches, seating = buffers.filled(0), self._config.for_evaluation.seated(self.spec)
         seed = evaluation_seed(self._seed, itr)
         left = [asked.episodes // B + (b < asked.episodes % B) for b in range(B)]
         purpose = Purpose.EVALUATE_GREEDILY if asked.deterministic else Purpose.EVALUATE
         noisy = not asked.deterministic or any(agent.evaluates_with_noise for agent in agents)
-        found, chunk, again = Episodes(), 0, 0
+        episodes, chunk, again = Episodes(), 0, 0
         while sum(left):
             if seating.many:
-                play = LogPlay(own.pool, left, seating)
-                own.pool.limit(asked.max_steps)
+                play = LoggedEvaluationEpisodes(buffers.pool, left, seating)
+                buffers.pool.limit(asked.max_steps)
             else:
-                play = Play(left, self._sums(own.pool, B), asked.max_steps)
-            own.pool.restart(seed + (again << 20), left)
-            own.set_states(None)
+                play = EvaluationEpisodes(left, self._sums(buffers.pool, B), asked.max_steps)
+            buffers.pool.restart(seed + (again << 20), left)
+            buffers.set_states(None)
             while not play.over:
                 self.fill_evaluation(Noise(seed, purpose, (itr << 24) + chunk) if noisy else None)
-                if own.pool.broken:
+                if buffers.pool.broken:
                     return None
                 for bounds, batch in zip(self._bounds, batches):
                     bounds.look(batch, training=False)
                 play.add(batches)
                 chunk += 1
                 if asked.given_up:
-                    return join_episodes([found, play.found])
-            found, left, again = join_episodes([found, play.found]), play.left, again + 1
-        return found
+                    return join_episodes([episodes, play.found])
+            episodes, left, again = join_episodes([episodes, play.found]), play.left, again + 1
+        return episodes
 
     def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers[EvaluationSource]:
         """The buffers of evaluations with B slots; kept until one breaks, since making environments takes long.
@@ -243,17 +243,17 @@ class LiveSampler(Evaluates):
 
     @property
     def evaluation_pool(self) -> EvaluationSource:
-        """The pool of the evaluation whose buffers were asked for last."""
+        """The pool of the evaluation that requested buffers last."""
         assert self._evaluation is not None
         return self._evaluation.pool
 
     def fill_evaluation(self, noise: Noise | None) -> AnyBatch:
-        """The next EVAL_T rows of the evaluation whose buffers were asked for last; None acts without noise."""
-        own = self._evaluation
-        assert own is not None
-        batches = own.filled(0)
-        self._collect(own.pool, own.agents, batches, own.views[0], own.states, noise)
-        return self._installed.together(batches, own.pool.seats)
+        """The next EVAL_T rows of the evaluation that requested buffers last; None acts without noise."""
+        buffers = self._evaluation
+        assert buffers is not None
+        batches = buffers.filled(0)
+        self._collect(buffers.pool, buffers.agents, batches, buffers.views[0], buffers.states, noise)
+        return self._installed.together(batches, buffers.pool.seats)
 
     def buffer(self, itr: int) -> AnyBatch:
         """The memory of batch `itr`."""
@@ -303,10 +303,10 @@ class LiveSampler(Evaluates):
         ).to_plain()
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored.
+        """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore.
 
         Args:
-            itr: number of the batch that was last, whose memory takes its last row: others may hold batches that wait.
+            itr: number of the last batch; its buffer takes the last row, as others may hold batches that wait.
         """
         if not state["collected"]:
             return
@@ -351,7 +351,7 @@ class LiveSampler(Evaluates):
         return self.pool.set_state(pool, self._filled, episodes)
 
     def _sums(self, pool: BatchColumns, B: int) -> EpisodeStats | TensorStats:
-        """Running sums of B slots whose batches lie where the pool's do."""
+        """Running sums of B slots, in the memory (arrays or tensors) of the pool's batches."""
         if pool.device is not None:
             return TensorStats(B, self._discount, pool.device)
         return EpisodeStats(B, self._discount)

@@ -46,7 +46,7 @@ def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None
 
 @dataclass(frozen=True)
 class OfflineSampler(SamplerSettings):
-    """Settings of a sampler whose steps come from a dataset; the environment is stepped for evaluations only."""
+    """Settings of a sampler that plays back a dataset; it steps the environment for evaluations only."""
 
     kept = ("discount",)
     hosts_eval_env = True
@@ -58,11 +58,11 @@ class OfflineSampler(SamplerSettings):
     B: Count = 16
     """Slots: episodes played side by side, usually 1 to 64."""
     shuffle: bool = True
-    """Each pass over the data plays its episodes in an order of its own, by the run's seed; else as recorded."""
+    """Shuffle the episodes anew in each pass over the data, by the run's seed; else play them as recorded."""
     verify: bool = True
-    """Read all of the dataset once before training, so that a damaged file is found now and not hours later."""
+    """Read the full dataset once before training, so that a damaged file is found before and not hours later."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
+    """Discount of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
@@ -109,7 +109,7 @@ class OfflineSampler(SamplerSettings):
             return live
 
     def _check_room(self, source: EpisodeSource) -> None:
-        """Raises ConfigError if the info columns of a batch, whose shapes the dataset says, do not fit into memory."""
+        """Raises ConfigError if the info columns of a batch, in the shapes of the dataset, do not fit into memory."""
         row = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in source.info.values())
         if (needed := self.spec.size * row) > (free := free_memory()):
             raise ConfigError(

@@ -2,8 +2,8 @@
 
 Episodes are numbered over all passes: number n is episode `order(n // E)[n % E]` of E. A slot whose episode has ended
 spends a reset row and takes the next number; slots that end in the same row take theirs in order. So every batch is a
-function of seed, data and the position, and the position is all that a resumed run needs. A sampler of some of the
-slots counts the others' rows too, by the lengths of their episodes, and reads only its own.
+function of seed, data and position, and a resumed run needs only the position. A sampler of some of the slots counts
+the rows of the others too, by the lengths of their episodes, and reads only its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from penstock.envs.seats import Seating
 from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.accounts.states import State, check_slots, columns_of, side_by_side
+from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.episodes import DISCOUNT, Episodes
-from penstock.samplers.installed import Installed
 from penstock.samplers.live import LiveSampler
 
 NO_VERSION = -1
@@ -36,7 +36,7 @@ NO_VERSION = -1
 
 
 class OfflineLive(Evaluates):
-    """A `Sampler` whose `obtain_samples` returns the episodes of the data.
+    """A `Sampler` that plays back the episodes of a dataset.
 
     Args:
         evaluator: plays the evaluations, and knows the environment; shut down with this sampler.
@@ -59,7 +59,7 @@ class OfflineLive(Evaluates):
         self._stats = EpisodeStats(B, DISCOUNT if discount is None else discount)
         self.info_keys = evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
-        self._installed = Installed(Seating.alone(self.spec), batch_spec, self.info_keys, share)
+        self._installed = ActingAgents(Seating.alone(self.spec), batch_spec, self.info_keys, share)
         self.specs = self._installed.seating.by_id
         """By policy id: one, under `shared`."""
         self._first_slot, slots = share.first_slot, self._installed.total_slots
@@ -72,7 +72,7 @@ class OfflineLive(Evaluates):
         self._playing: dict[int, Episode] = {}  # of the slots of this sampler, by number among all
         self._state: Tree = None
         self.cut_slots: list[int] = []
-        """Always empty: a position in a dataset can be restored whatever the environment is."""
+        """Always empty: a position in a dataset can always be restored."""
 
     def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
         """Takes the agent that learns and will be evaluated, and allocates the batch.
@@ -105,7 +105,7 @@ class OfflineLive(Evaluates):
 
     @property
     def dataset(self) -> OfflineLive:
-        """Itself: what a replay is filled from before a run."""
+        """This sampler, from which a replay is filled before a run."""
         return self
 
     @property
@@ -202,7 +202,7 @@ class OfflineLive(Evaluates):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, after `initialize`. Raises CheckpointError if the dataset has changed."""
+        """Inverse of `state_dict`, after `initialize`. Raises CheckpointError if the dataset has changed."""
         if not state["begun"]:
             return
         if state["dataset"] != self._source.fingerprint:
@@ -232,7 +232,7 @@ class OfflineLive(Evaluates):
 
     @staticmethod
     def split_state(state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`; steps that were played are the first one's."""
+        """Inverse of `join_states`; the first state gets the number of steps played."""
         total = len(state["number"])
         if state["begun"]:
             check_slots(total, slots)

@@ -24,11 +24,11 @@ class Sampler(Protocol):
     """
 
     spec: EnvSpec
-    """In environments of many agents that of the first policy; all are in `specs`, by policy id."""
+    """EnvSpec of the only, or first, policy; `specs` has all of them, by policy id."""
     batch_spec: BatchSpec
     """T, and B environments: a policy's batch has B times its seats columns."""
     cut_slots: list[int]
-    """Slots whose open episode could not be restored by the last `load_state_dict`."""
+    """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents, /) -> dict[str, Any]:
         """Takes the agent that will act, or one for each policy id, and allocates the batch.
@@ -59,9 +59,10 @@ class Sampler(Protocol):
         """Returns exactly `episodes` finished episodes, the first k of each slot, and leaves training as it was.
 
         Args:
-            itr: addresses the episodes' seeds and the noise. give_up: asked now and then; once it is True, the
-                episodes that have ended are all there are.
-            slots: environments side by side, at most. max_steps: an episode is cut there and counts as it stands.
+            itr: addresses the episodes' seeds and the noise. give_up: polled now and then; once it returns True, the
+                evaluation ends with the episodes finished so far.
+            slots: largest number of environments side by side. max_steps: steps after which an episode is cut; it
+                counts with its return so far.
         """
         ...
 
@@ -78,7 +79,7 @@ class Sampler(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """The inverse of `state_dict`, after `initialize`; `cut_slots` then names what could not be restored."""
+        """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
 
     def shutdown(self) -> None:
         """Closes environments and processes. A second call does nothing."""
@@ -86,9 +87,9 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A live sampler whose state can be divided among samplers of some of its slots each, as learners have them.
+    """A live sampler with a state that can be split among samplers of parts of its slots, as learners have them.
 
-    One that is not goes on from a checkpoint with as many learners only.
+    Without this, a run resumes only with the same number of learners.
     """
 
     def join_states(self, states: Sequence[dict[str, Any]], /) -> dict[str, Any]:
@@ -96,10 +97,10 @@ class Divisible(Protocol):
         ...
 
     def split_state(self, state: dict[str, Any], slots: Sequence[slice], /) -> list[dict[str, Any]]:
-        """Returns the states of samplers of these slots, from that of one sampler of all of them.
+        """Splits the state of one sampler of all slots into those of samplers of these slots.
 
         Args:
-            slots: consecutive, from 0. Counts since the run began, as of faults, are given to the first.
+            slots: consecutive, from 0. Counts since the run began, such as faults, go to the first.
 
         Raises:
             CheckpointError: the state is of another number of slots.
@@ -117,7 +118,7 @@ class SamplerSettings(Protocol):
     __new__ = known_names
 
     kept: ClassVar[tuple[str, ...]] = ()
-    """Fields that decide what is in a batch, besides T and B; all others are of its place and its speed."""
+    """Fields, besides T and B, that determine the contents of batches; the rest affect only placement and speed."""
     inner: Any | None = None
     """Settings of the sampler inside this one; None: there is none."""
     runners: int = 0
@@ -129,11 +130,12 @@ class SamplerSettings(Protocol):
     depth: int = 0
     """Batches that it may be ahead of the learner."""
     mode: Literal["rounds", "ready"] = "rounds"
-    """`ready`: a batch is of any slots that are ready; else of all of them."""
+    """`ready`: a batch has the slots that are ready first; `rounds`: it has all slots."""
     object_store_mb: int = 0
-    """Shared memory that it asks for besides its batches."""
+    """Shared memory in MB that it needs besides its batches."""
     hosts_eval_env: ClassVar[bool] = False
-    """Its evaluations play `EnvConfig.evaluation`; else the run itself plays an `eval_env`. Asked of the inner one."""
+    """True: its evaluations play in `EnvConfig.evaluation`. False: the run itself plays an `eval_env`. Read from the
+    innermost sampler."""
 
     @property
     def spec(self) -> BatchSpec:
@@ -204,7 +206,7 @@ class SamplerSettings(Protocol):
         return replace(own, discount=discount) if follows else self
 
     def content(self) -> dict[str, Any]:
-        """What decides what is in a batch: of two samplers with equal content each can go on for the other."""
+        """Settings that determine the contents of batches; a sampler with equal content can continue the run."""
         kept = {key: getattr(x, key) for x in (self.inner or self, self) for key in x.kept}
         usual = {"mode": self.mode, "depth": 0, "weights": "exact", "asynchronous": False}
         return {**self.spec._asdict(), **usual, **kept}

@@ -31,18 +31,18 @@ class SerialSampler(SamplerSettings):
     T: Count = 128
     """Time steps of a batch, usually 5 (A2C) to 2048 (PPO on one robot)."""
     B: Count = 16
-    """Slots: environments stepped side by side, usually 1 to 64; of many agents each has a column for every seat."""
+    """Slots: environments stepped side by side, usually 1 to 64; with many agents each has a column for every seat."""
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: Whole = 0
-    """Each slot takes 1 to this many random steps before the first batch, so that episodes do not run in step."""
+    """Each slot takes 1 to this many random steps before the first batch, so that episodes are not synchronised."""
     discount: Unit | None = None
-    """Of the logged discounted episode return; no target is made with it. None: the algorithm's, else 0.99."""
+    """Discount of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
     journal_steps: Whole = 100_000
     """Rows of actions kept to replay open episodes on resume; a longer episode is cut there, and the run says so."""
     start_timeout_s: Positive = 300.0
-    """Seconds without an answer after which an environment counts as hung in the check before a run, which plays it in
-    a process of its own; here nothing has a limit."""
+    """Seconds without an answer after which the check before a run, which plays the environment in another process,
+    counts it as hung. Sampling itself has no limit."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")

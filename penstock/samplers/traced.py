@@ -19,7 +19,7 @@ def _collect_traced(pool: Stepping, agents: Sequence[Acting], *rest: Any) -> Non
 
 
 class _TracedPool:
-    """An `EnvPool` whose waits and steps are noted."""
+    """An `EnvPool` that notes its waits and steps in a trace."""
 
     def __init__(self, pool: Stepping) -> None:
         remote = getattr(pool, "remote", False)
@@ -30,7 +30,7 @@ class _TracedPool:
 
 
 class _TracedAgent:
-    """An agent whose acting is noted."""
+    """An agent that notes its acting in a trace."""
 
     def __init__(self, agent: Acting, remote: bool) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks

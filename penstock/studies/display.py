@@ -80,7 +80,7 @@ class StudyDisplay:
             self.note(f"{run.name}: to {goal:,} steps in slot {slot + 1}" + (f": {values}" if values else ""))
 
     def ended(self, run: Run) -> None:
-        """Shows that a run's process has ended, and what was decided."""
+        """Shows that a run's process has ended, and the decision on it."""
         if self._live is not None:
             return
         trial = self._trials.get(run.name)

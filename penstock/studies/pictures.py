@@ -40,7 +40,7 @@ def draw_search(folder: Path, search: Search) -> tuple[Path, ...]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with rc_context(), warnings.catch_warnings():  # Optuna sets a style for all that follows
-                warnings.simplefilter("ignore")  # of what is experimental, and of settings that are all equal
+                warnings.simplefilter("ignore")  # of experimental features, and of settings that are all equal
                 axes = plot()
                 if name == "history" and len(search.scheduler.goals) > 1:
                     axes.set(title="Scores at milestones", xlabel="Environment steps", ylabel=metric)

@@ -20,7 +20,7 @@ _OWN = "expected a function of a seed that returns an Optuna sampler"
 
 
 class Proposal(NamedTuple):
-    """The settings of a trial, and what the sampler that chose them wants to find again."""
+    """The settings of a trial, and the data that its sampler stores with it."""
 
     values: dict[str, Any]
     """By path."""
@@ -46,7 +46,7 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     then by the score there; those that failed, or have no score at their last milestone, are the worst of all.
 
     Raises:
-        ConfigError: a user's sampler fails, or keeps what no search stores.
+        ConfigError: a user's sampler fails, or keeps data that a search cannot store.
     """
     optuna = import_optuna()
     number = len(trials)

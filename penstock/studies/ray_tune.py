@@ -19,7 +19,7 @@ from penstock.run.presets import flat_settings
 from penstock.studies.fork import fork_run
 
 ENV_STEPS = "env_steps"
-"""What a report calls the environment steps so far; `time_attr` of Tune's schedulers."""
+"""Name of the environment steps so far in a report; `time_attr` of Tune's schedulers."""
 _REPORTS = 20
 
 
@@ -34,7 +34,8 @@ def trainable(
 
     Args:
         report_interval: environment steps between reports; None: a twentieth of the run.
-        checkpoint_every: every so many reports and the last have a checkpoint. PBT and `Tuner.restore` go on from them.
+        checkpoint_every: reports between checkpoints; the last one has one too. PBT and `Tuner.restore` go on from
+            them.
 
     Raises:
         ConfigError: the experiment names a directory; a trial raises it for a setting that is none.

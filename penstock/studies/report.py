@@ -35,7 +35,7 @@ _OF_THE_ENV = {
     "checks": "env_checks", "drop": "env_drop", "text": "env_text", "mask_key": "env_mask",
     "state": "env_state", "options": "env_options",
 }  # fmt: skip
-"""Settings of an EnvConfig, and what an experiment calls them."""
+"""Settings of an EnvConfig, with their names in an experiment."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StudyResult:
     """best.toml, for `penstock train ALGO --env ID --preset-file`; of an algorithm that no word names, as ps.Policies,
     a config.json for `penstock train --config`; None without a best trial."""
     pictures: tuple[Path, ...]
-    """Of a search; `penstock plot` draws the curves of a sweep."""
+    """Pictures of a search; `penstock plot` draws the curves of a sweep."""
     confirmed: Mapping[int, float | None]
     """The best settings' scores by seed, of the runs after the search."""
     stopped_by: str
@@ -235,7 +235,7 @@ def _changed(settings: Any, default: Any) -> dict[str, Any]:
 
 
 def _sampler(sampler: Any, default: Any) -> dict[str, Any]:
-    """The settings of a sampler other than those that its name alone stands for, and its name unless it is serial."""
+    """The settings of a sampler that differ from the defaults of its name, and the name unless it is serial."""
     names = {"name": sampler.name}
     if sampler.inner is not None:
         names["inner.name"] = sampler.inner.name

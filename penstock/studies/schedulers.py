@@ -1,7 +1,7 @@
-"""Schedulers: which trials go on at a milestone, and which end there; functions of the trials alone, without a state.
+"""Schedulers decide which trials continue at a milestone; stateless functions of the trials.
 
-So a search that is killed and restored decides as it would have. Each `decide` returns the next decisions that follow
-from what is known, [] if there are none until another trial reaches its goal.
+So a search that is killed and restored decides as it would have. Each `decide` returns the decisions that follow from
+the known scores, [] if it must wait until another trial reaches its goal.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _EARLY = 4
 
 @dataclass(frozen=True)
 class Decision:
-    """What a trial does next."""
+    """The next action of a trial."""
 
     trial: Trial
     goal: int | None
     """The next milestone; None: it ends here."""
     copy_of: Trial | None = None
-    """The trial whose state it goes on from."""
+    """The trial with the state that it continues from."""
     values: dict[str, Any] | None = None
     """The settings that it then has."""
 
@@ -61,7 +61,7 @@ class NoScheduler:
     goals: tuple[int, ...]
 
     def decide(self, trials: Sequence[Trial], total: int, worth: Worth) -> list[Decision]:
-        """Ends what has reached the only goal."""
+        """Ends every trial that has reached the only goal."""
         return _finished(trials, self.goals[-1])
 
 
@@ -171,7 +171,7 @@ class Pbt:
 def make_scheduler(
     name: str, space: Space, *, steps: int, batch: int, interval: int | None, eta: int, seed: int, synchronous: bool
 ) -> Scheduler:
-    """The scheduler of a name for runs of so many environment steps.
+    """The scheduler of a name for runs of `steps` environment steps.
 
     Args:
         batch: rows of a batch: milestones lie at least as far apart.

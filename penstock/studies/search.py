@@ -17,12 +17,12 @@ from penstock.studies.trial import Run, Trial
 
 Mode = Literal["max", "min"]
 GRID = "grid"
-"""The `suggest` of a sweep, whose trials are the points of its space."""
+"""The `suggest` of a sweep, where trials are the points of the space."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What decides the trials of a search, besides their scores."""
+    """Settings that, with the scores, decide the trials of a search."""
 
     space: Mapping[str, Any]
     """The forms of the space by dotted path, as `read_space` takes them."""
@@ -40,7 +40,7 @@ class SearchSettings:
     interval: int | None = None
     """Steps to the first rung of asha, or between the decisions of median and pbt; None: see `make_scheduler`."""
     eta: int = 3
-    """Of the trials at a rung of asha one in so many goes on."""
+    """Reduction factor of asha: one trial in `eta` continues from a rung."""
     seed: int = 0
     synchronous: bool = True
     """Asha decides complete rungs alone, so that the trials do not depend on timing."""
@@ -101,7 +101,8 @@ class Search:
             Trial(number, values, Run(name), settings.steps) for number, (name, values) in enumerate(points.items())
         ]
         self.due: list[Decision] = []
-        """Decisions that `take` has carried out, where a proposal failed at once; whoever follows them empties it."""
+        """Decisions already applied by `take`, when a proposal failed at once; the caller must process and clear
+        them."""
 
     def worth(self, score: float | None) -> float:
         """How good a score is: larger is better, -inf without one."""

@@ -68,7 +68,7 @@ class Dimension:
         return right and self.low <= value <= self.high
 
     def ends(self) -> Sequence[Any]:
-        """The values whose limits are those of all: both ends, or every choice."""
+        """The values that decide if all are within limits: both ends, or every choice."""
         if self.kind == "choice":
             return self.choices
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
@@ -111,10 +111,10 @@ Space = Mapping[str, Dimension]
 
 
 def read_space(given: Mapping[str, Any], grid: bool = False) -> dict[str, Dimension]:
-    """The space that texts by dotted path describe; a list or tuple stands for its choices.
+    """Parses a space from texts by dotted path; a list or tuple gives its choices.
 
     Args:
-        grid: it is a sweep's, in which a setting may have a single value.
+        grid: a sweep's space, in which a setting may have a single value.
 
     Raises ConfigError that names the setting and the forms.
     """
@@ -280,5 +280,5 @@ def _value(text: str) -> Any:
 
 
 def as_tuples(value: Any) -> Any:
-    """A value from JSON, whose lists are tuples again."""
+    """A value from JSON, with lists turned into tuples."""
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""study.json as it is read: whose settings it holds, and whether it is the study that a command asks for."""
+"""Reading study.json: the settings in it, and whether it is the study that a command names."""
 
 from __future__ import annotations
 

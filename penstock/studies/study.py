@@ -20,7 +20,7 @@ from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import at_runs, runs_of, words_of
-from penstock.run.files.stored import CONFIG, config_bytes, read_config, undamaged
+from penstock.run.files.stored import CONFIG, as_checkpoint_error, config_bytes, read_config
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.log import read_metrics
 from penstock.studies.fork import copy_parameters, fork_run
@@ -53,7 +53,7 @@ from penstock.studies.trial import (
 )
 
 STEPS_METRIC = "time/total_timesteps"
-"""The metric whose stop rule ends a run at a milestone."""
+"""The metric with the stop rule that ends a run at a milestone."""
 _TRANSIENT = (1, errors.EnvWorkerError.exit_code, errors.LearnerLostError.exit_code)
 """Exit codes after which another attempt may succeed: unknown, of the environment or a rank; as after a signal."""
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "free some space")
@@ -129,7 +129,7 @@ class Study:
 
     @property
     def confirming(self) -> list[Confirmation]:
-        """The runs that confirm what is the best now; `--retry` may have found another one since others began."""
+        """The runs that confirm the present best; `--retry` may have changed the best since earlier ones began."""
         best = self.search.best
         return [c for c in self.confirmations if best is not None and c.of == best.run.name]
 
@@ -249,7 +249,7 @@ class Study:
         return [folder / str(i) for i in range(len(given))] if isinstance(given, dict) else [folder] if given else []
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Goes on from the content of study.json: what ended unseen is noted, what was interrupted waits."""
+        """Continues from the content of study.json: notes trials that ended unseen, and queues interrupted ones."""
         names = [t.run.name for t in self.search.trials] if self.sweep else [None] * len(plain["trials"])
         stored = zip(plain["trials"], names, strict=True)
         self.search.trials = [from_plain(item, self.search.space, name) for item, name in stored]
@@ -411,14 +411,14 @@ def open_study(folder: Path, trust: bool = False, **given: Any) -> Study:
     """The study of a directory, to go on with.
 
     Args:
-        trust: the study may be a stranger's, whose code is imported and called. given: `retries` and `confirm`.
+        trust: allow importing and calling code that the study names. given: `retries` and `confirm`.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is not trusted.
     """
     plain = read_state(folder)
     file = folder / STATE
-    with undamaged(file, ADVICE):
+    with as_checkpoint_error(file, ADVICE):
         settings = settings_of(plain)
         if trust:
             remember(file, digest(settings))

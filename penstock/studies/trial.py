@@ -41,7 +41,7 @@ class Trial:
     values: dict[str, Any]
     """Settings by dotted path; of a member of PBT those it trains with now."""
     run: Run
-    """Its run: name of the directory, attempts, seconds. Of a member of PBT the newest."""
+    """Its run: name of the directory, attempts, seconds. For a member of PBT the newest run."""
     goal: int
     """The milestone, in environment steps, that it trains to, or has reached."""
     state: State = "waiting"
@@ -51,13 +51,13 @@ class Trial:
     steps: int = 0
     """Environment steps that the run has taken."""
     copies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Of a member of PBT, for each copy: `at` which milestone, `of` which trial; the run, values and score it left."""
+    """Copies by a member of PBT: `at` which milestone, `of` which trial; the run, values and score before it."""
     failures: int = 0
     """Attempts that failed and were begun again."""
     reason: str = ""
     """Why it failed."""
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the sampler that proposed it keeps; {} of most."""
+    """Data that the proposing sampler stores; {} for most."""
 
     @property
     def score(self) -> float | None:
@@ -73,7 +73,7 @@ class Confirmation:
     run: Run
     score: float | None = None
     of: str = ""
-    """The run whose settings it trains, which were the best."""
+    """The run with the best settings, which this run trains."""
     failures: int = 0
     """Attempts that failed and were begun again."""
     reason: str = ""
@@ -86,7 +86,7 @@ def to_plain(trial: Trial) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any], space: Space, name: str | None = None) -> Trial:
-    """The inverse of `to_plain`; one that ran when its launcher was killed waits.
+    """Inverse of `to_plain`; one that ran when its launcher was killed waits.
 
     Args:
         name: of its run in a sweep; None: of a search, which numbers them.
@@ -138,7 +138,7 @@ def run_from_plain(plain: Mapping[str, Any], name: str) -> Run:
 
 
 def confirmation_from_plain(plain: Mapping[str, Any], first: int, best: str) -> Confirmation:
-    """A run that confirms the best, from JSON data. Raises ValueError or LookupError for what is none."""
+    """A run that confirms the best, from JSON data. Raises ValueError or LookupError on invalid data."""
     seed = plain["seed"]
     if type(seed) is not int or seed <= first:
         raise ValueError(f"a confirmation with seed {seed!r}; that of the search is {first}")
@@ -149,7 +149,7 @@ def confirmation_from_plain(plain: Mapping[str, Any], first: int, best: str) -> 
 
 
 def score_from_plain(plain: Any) -> float | None:
-    """A score from JSON data. Raises ValueError or TypeError for what is none."""
+    """A score from JSON data. Raises ValueError or TypeError on invalid data."""
     return None if plain is None else float(plain)
 
 

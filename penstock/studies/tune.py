@@ -23,7 +23,7 @@ from penstock.run.entry import load
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock
-from penstock.run.files.stored import undamaged
+from penstock.run.files.stored import as_checkpoint_error
 from penstock.run.plan import Plan
 from penstock.studies.display import StudyDisplay
 from penstock.studies.pictures import draw_search
@@ -66,8 +66,8 @@ def tune(
 ) -> StudyResult:
     """Searches for settings: each trial is a run of the experiment, in a process of its own.
 
-    With the same arguments it goes on with what was interrupted. All trials have the seed of the experiment, which
-    seeds the proposals too: with `parallel=1` the trials, their scores and the best are a function of the arguments.
+    With the same arguments it continues an interrupted search. All trials have the seed of the experiment, which seeds
+    the proposals too: with `parallel=1` the trials, their scores and the best are a function of the arguments.
 
     Args:
         space: the range or choices of each setting by dotted path: {"algo.lr": "loguniform(1e-5, 1e-2)", "sampler.T":
@@ -78,13 +78,13 @@ def tune(
             evaluations. mode: whether it should be large ("max") or small ("min").
         suggest: tpe, random, or `module:NAME` of a function of a seed that returns an Optuna sampler.
         interval: environment steps to the first rung of asha, or between the decisions of median and pbt.
-        eta: one in so many trials goes on from a rung of asha.
+        eta: one in this many trials continues from a rung of asha.
         retries: attempts after the first of a trial whose environment or process died.
         confirm: runs of the best settings from the start, with seeds of their own.
         dir: directory of all runs; None for runs/ENV/ALGO/search-TIME.
         backend: where trials execute: `processes` of this machine, or on a cluster of `ray`, whose nodes all see `dir`.
-        address: of that cluster, as of `RunnerSampler`. cpus: that Ray counts for each trial.
-        init: a run whose networks and normalisers every trial starts from, or by policy, as of `train`. trust: see
+        address: of that cluster, as in `RunnerSampler`. cpus: that Ray counts for each trial.
+        init: a run that gives every trial its initial networks and normalisers, or by policy, as in `train`. trust: see
             `load`.
 
     Raises:
@@ -118,13 +118,13 @@ def launch(
 ) -> StudyResult:
     """Trains every combination of a grid of settings with every seed: a sweep, each run in a process of its own.
 
-    With the same arguments it goes on with what was interrupted.
+    With the same arguments it continues an interrupted sweep.
 
     Args:
         grid: values of each setting that varies, by dotted path: {"algo.lr": [1e-3, 3e-4], "sampler.B": [8, 16]}.
         seeds: one run of each combination for each; None for that of the experiment.
         parallel: at a time, each on CPUs of its own; None: as many as keep the cores busy.
-        metric, mode, retries, dir, backend, address, cpus, init, trust: as of `tune`; a run that does not report the
+        metric, mode, retries, dir, backend, address, cpus, init, trust: as in `tune`; a run that does not report the
             metric has no score.
 
     Raises:
@@ -264,7 +264,7 @@ def opened(
     if os.path.exists(folder / STATE):  # False, not an error, for what can be no name
         with RunLock(folder):
             plain = read_state(folder)
-            with undamaged(folder / STATE, ADVICE):
+            with as_checkpoint_error(folder / STATE, ADVICE):
                 # Whether rungs wait until they are complete was settled when the search began.
                 settings = replace(settings, synchronous=settings_of(plain).synchronous)
                 require_same(folder, plain, settings, exps)
@@ -332,8 +332,8 @@ def execute(
     """Trains trials until the study is over or a signal stops it; writes preset and pictures; returns the result.
 
     Args:
-        trust: what an interrupted run of the directory names may be imported and called.
-        where: `backend`, `address` and `cpus` as of `tune`.
+        trust: allow importing and calling code that an interrupted run of the directory names.
+        where: `backend`, `address` and `cpus` as in `tune`.
     """
     with contextlib.ExitStack() as stack:
         slots = make_slots(where.pop("backend", "processes"), parallel or usual_parallel(study), **where)
@@ -377,7 +377,7 @@ def result_of(study: Study, stopped: int | None = None) -> StudyResult:
 
 
 def _unstorable(plain: Any) -> str | None:
-    """What of a plain experiment was not stored."""
+    """Settings of a plain experiment that were not stored."""
     if isinstance(plain, Mapping):
         if "unstorable" in plain:
             return str(plain["unstorable"])

@@ -1,7 +1,6 @@
-"""The contract of what a batched environment of tensors answers: each function returns a violation as text, or None.
+"""The contract for answers of a batched environment of tensors: each function returns a violation as text, or None.
 
-Types, shapes, dtypes and devices are looked at in every step, for which nothing waits for the device; values once in
-a batch.
+Types, shapes, dtypes and devices are checked in every step, without waiting for the device; values once a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _DTYPES = (torch.float32, torch.bool, torch.bool)
 
 
 class Answers:
-    """What every answer of one environment must be.
+    """The form required of every answer of one environment.
 
     Args:
         spec: of one slot's observation. num_envs: the leading dimension. device: of every tensor.

@@ -27,7 +27,7 @@ _PAGE = "docs/devices.md"
 
 
 class _Row:
-    """Views that a step of row t reads and writes, made once for each buffer; leaves in place of trees."""
+    """Views that a step of row t reads and writes, made once for each buffer; leaves instead of trees."""
 
     def __init__(self, out: SampleBatch, t: int) -> None:
         obs, action, self.reward, self.terminated, self.truncated, self.valid, self.columns = row_views(out, t)
@@ -37,15 +37,15 @@ class _Row:
 
 
 class TensorPool(EnvPool):
-    """An `EnvPool` of a VectorEnv whose arrays are torch tensors on `env.device`, where the batches lie too.
+    """An `EnvPool` of a VectorEnv with torch tensors on `env.device` as arrays; the batches lie there too.
 
-    Nothing in a step waits for the device. What an answer is (types, shapes, dtypes, devices) is looked at in every
-    step, its values once a batch. As every native batched environment it takes one seed for all slots: it stands
-    outside placement invariance and exact resume.
+    Nothing in a step waits for the device. Types, shapes, dtypes and devices of answers are checked in every step,
+    values once a batch. Like every native batched environment it takes one seed for all slots, so placement invariance
+    and exact resume do not hold.
 
     Args:
         first_slot: number of the first slot among those of all samplers of the run.
-        env: one that has been made already and not been used, of B environments.
+        env: an unused instance of B environments, if one has been made.
 
     Raises:
         ConfigError: the environment does not fit.
@@ -221,8 +221,8 @@ class TensorPool(EnvPool):
         self._ended = torch.zeros_like(self._ended)
 
     def _called(self, phase: str, call: Callable[[], Any]) -> Any:
-        """What the environment answers. It never runs in the loop's inference mode, whose tensors it could not change
-        in place afterwards."""
+        """Answer of the environment. It never runs in the loop's inference mode, as it could not change such tensors in
+        place afterwards."""
         try:
             with torch.inference_mode(False), torch.no_grad():
                 return call()
@@ -274,7 +274,7 @@ class TensorPool(EnvPool):
         return low, high
 
     def _clipping(self, leaf: LeafSpec) -> Callable[[Tensor], Tensor]:
-        """From a row of actions to what the environment is given, in new memory."""
+        """Converts a row of actions to the environment's form, in new memory."""
         low, high = self._limits(leaf) if leaf.kind == "box" else (None, None)
         return torch.clone if low is None and high is None else lambda x: x.clamp(low, high)
 

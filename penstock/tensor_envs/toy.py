@@ -17,10 +17,10 @@ from penstock.core.tree import Tree, tree_map
 class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
     """B environments as tensors: `fresh` opens episodes, `advance` steps all, `observe` shows a state.
 
-    Nothing waits for the device: every slot is advanced and made anew at every step, and the one that counts is taken.
+    Nothing waits for the device: at every step every slot is both advanced and reset, and the valid one is chosen.
 
     Args:
-        max_episode_steps: an episode is truncated after so many.
+        max_episode_steps: an episode is truncated after this many.
     """
 
     def __init__(

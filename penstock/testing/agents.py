@@ -81,14 +81,14 @@ def check_agent(
 
 
 class _Watched:
-    """An agent whose calls of `act` are checked for what they return, and for all that they must leave alone."""
+    """Wraps an agent to check the results of `act`, and that it leaves its inputs unchanged."""
 
     def __init__(self, agent: Agent, spec: EnvSpec, B: int) -> None:
         self.agent, self.spec, self.B = agent, spec, B
         agent.set_slots(B)
 
     def initial_state(self) -> Tree:
-        """[B, ...] before an episode, of the same shapes and values whatever the number of slots."""
+        """[B, ...] before an episode, with the same shapes and values for any number of slots."""
         state, fewer = self.agent.initial_state(self.B), self.agent.initial_state(4)
         for path, s, y in zip(tree_paths(state), tree_leaves(state), tree_leaves(fewer), strict=True):
             place, shapes = f"initial_state{path}", (tuple(s.shape), tuple(y.shape))

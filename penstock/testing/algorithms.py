@@ -89,7 +89,7 @@ class _Live:
         return (*states.values(), copy.deepcopy(self.policy.arrays()))
 
     def load(self, policy: dict[str, Any], sampler: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """The inverse of `stored`."""
+        """Inverse of `stored`."""
         self.policy.load_state_dict(policy, arrays)
         self.sampler.load_state_dict(sampler)
 

@@ -19,7 +19,7 @@ class Finished(NamedTuple):
     slot: int
     seed: int
     rewards: list[float]
-    """Of the steps that are in the record."""
+    """Rewards of the steps that are in the record."""
     length: int
     """Steps since the reset, which are more if some were taken before the first batch."""
     terminated: bool

@@ -71,11 +71,11 @@ def check_sampler(
 ) -> None:
     """Raises AssertionError unless samplers keep their promises on record, noise, episodes and evaluations.
 
-    Every row is compared with what `SeedEcho` must have answered and with what the agent was shown. Released rows are
-    poisoned. Two samplers of one seed, of which one evaluates in between, must give the same bits.
+    Every row is compared with the known answer of `SeedEcho` and with the agent's inputs. Released rows are poisoned.
+    Two samplers of one seed, of which one evaluates in between, must give the same bits.
 
     Args:
-        build: with whatever T and B; every call the same.
+        build: with any T and B; the same at every call.
         nested: observations and actions are trees with leaves of every kind.
         reset, decorrelated: as the sampler is set.
         seeded: each slot plays the seeds of `env_seed`, as all but native batched environments do.

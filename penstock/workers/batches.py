@@ -36,12 +36,12 @@ class SharedBatches:
         self.current = self.previous = -1
         """Numbers of the buffer that is being written, and of the one before."""
         self.owed: set[int] = set()
-        """Parts whose rows of the current batch are not whole."""
+        """Parts with incomplete rows in the current batch."""
         self._edge: list[dict[str, Tree]] = []
         self._ledger, self._left = ledger, ledger[:, 1].copy()
 
     def open(self, outs: Sequence[SampleBatch], parts: int) -> None:
-        """Makes `outs` the batches to write; of so many parts all rows are owed."""
+        """Starts batches `outs` with all rows of `parts` parts outstanding."""
         self.previous, self.current = self.current, self.index(outs)
         self.owed = set(range(parts))
         self._left = self._ledger[:, 1].copy()
@@ -71,7 +71,7 @@ class SharedBatches:
                 tree_assign(getattr(batch, name), (-1, own), rows, own)
 
     def lose(self, part: int, slots: slice, row: int, whole: bool) -> int:
-        """Closes the rows that a dead worker owed of a part: from `row` on, or what follows each column's last turn.
+        """Invalidates the rows of a part that a dead worker had not delivered: from `row` on, or after each last turn.
 
         Args:
             row: of steps of all slots. whole: of turns, where the worker had said that it has no room for another.
@@ -87,7 +87,7 @@ class SharedBatches:
         return lost
 
     def _ended(self, slots: slice) -> Ints:
-        """[n] int64: episodes of each of these slots whose ends are in the current batch."""
+        """[n] int64: number of episodes of each of these slots that end in the current batch."""
         if self._account is not None:
             return self._account.log.count[slots]
         (batch,) = self.buffers[self.current]

@@ -1,4 +1,4 @@
-"""`check_apart`: `check_env` in a process of its own, whose death and hang are errors here, whatever the sampler."""
+"""`check_apart`: `check_env` in another process; its death or hang is an error here, with every sampler."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class CheckingProcess(Host):
         self.block[control.MARK + 2] += 1
 
     def watch(self, env: Any) -> Any:
-        """The same environment, whose calls are noted before they begin."""
+        """The same environment, with calls noted before they begin."""
         reset, step, close = env.reset, env.step, env.close
         seed, count = None, 0
 

@@ -72,8 +72,8 @@ class Control:
 SPIN_S = 300e-6
 """Seconds for which waiters poll counters."""
 _FADES = 0.996
-"""Of the usual wait remains with each wait that is slept: after long ones a waiter that yields tries again in 1 of 30,
-since a yield to a process of others lasts milliseconds."""
+"""Share of the usual wait that remains after each wait that slept: after long ones, a waiter that yields tries again in
+1 of 30, since a yield to another user's process lasts milliseconds."""
 
 
 class Spin:

@@ -86,7 +86,7 @@ class Faults:
 
 
 def fault_of(death: Death, report: Any) -> Fault:
-    """The fault that a worker died of: its own report, or else what the system knows of its end."""
+    """The fault that a worker died of: its own report, or else the exit status from the system."""
     if isinstance(report, dict) and "error" in report:
         return Fault(report["error"]["kind"], report["error"]["text"])
     return Fault(death.kind, "\n".join(filter(None, [death.text, death.said])))

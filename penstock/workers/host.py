@@ -93,7 +93,7 @@ class Host:
         raise NotImplementedError
 
     def sleep_until(self, called: Callable[[], bool]) -> None:
-        """Looks for a while, then sleeps, until `called()`; a process whose parent is gone ends itself."""
+        """Spins for a while, then sleeps, until `called()`; ends the process if its parent is gone."""
         if not self.spin.until(called):
             while not called():
                 sleep_on(self.bell, self.block, control.SLEEPS, called, _LOOK_AROUND_S)

@@ -1,4 +1,4 @@
-"""An EnvPool whose slots are stepped by worker processes, straight into the batch in shared memory.
+"""An EnvPool with worker processes that step its slots, straight into the batch in shared memory.
 
 Each worker owns some slots of every part, so that it steps one part while another is served. A part has a group for
 each policy, and steps once all of them are served. Rows are handed over by counters: the learner writes the actions of
@@ -75,7 +75,7 @@ class ProcessPool(EnvPool):
         self.groups = tuple(
             Group(policy, columns(slots, n)) for slots in self._parts for policy, n in enumerate(self.seats)
         )
-        """Of one part after the other; in each of one policy after the other."""
+        """Columns of one part after the other; in each part, of one policy after the other."""
         there = workers.live if self.evaluation else list(range(workers.count))
         self.shares = [
             [part_of(slots, len(there), there.index(w)) if w in there else None for slots in self._parts]
@@ -91,7 +91,8 @@ class ProcessPool(EnvPool):
         self._shared: Account | None = None
         self._attached: Attach | None = None
         self.parameters: list[Tree] = []
-        """Of each agent that acts in the workers, in shared memory; to be written only between two batches."""
+        """Parameters of each agent that acts in the workers, in shared memory; to be written only between two
+        batches."""
         self._members: list[list[tuple[Any, int]]] = [[] for _ in self._parts]
         self._active: set[int] = set()
         self._served = [0] * len(self._parts)  # policies whose actions of the next row are there
@@ -113,7 +114,7 @@ class ProcessPool(EnvPool):
         self._seating = config.seating or Seating.alone(one_spec(specs, config.name))
         self.specs, self.spec = self._seating.specs, self._seating.specs[0]
 
-    # What the supervisor asks: see `Supervised`.
+    # Called by the supervisor: see `Supervised`.
 
     def messages(self, w: int, replaces: bool) -> list[Any]:
         out: list[Any] = [self._make(w, replaces)]
@@ -347,7 +348,7 @@ class ProcessPool(EnvPool):
     def disown(self, slot: int, row: int, message: str) -> list[int]:
         """The worker of a slot failed in a row that broke the contract; returns the slots that lost rows from it on."""
         w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
-        self._workers.condemn(w, message)
+        self._workers.replace_faulty(w, message)
         assert self._batches is not None
         mine = [s for s in self.shares[w] if s is not None]
         for slots in mine:

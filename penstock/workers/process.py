@@ -1,4 +1,4 @@
-"""WorkerProcess: the descriptors of one worker, and the processes that follow each other in its place."""
+"""WorkerProcess: the descriptors of one worker, and its process, which may be replaced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from penstock.workers.control import Bell
 from penstock.workers.messages import Start
 
 DESCRIPTORS = 5
-"""Of one worker: bell, mail and report, and the crash report and end of its process."""
+"""Descriptors of one worker: bell, mail and report, and the crash report and end of its process."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What all processes of a set of workers have in common: the module they run, tether, mark and descriptors."""
+    """Common start arguments of a set of workers: the module they run, tether, mark and descriptors."""
 
     module: str
     workers: int
@@ -33,7 +33,7 @@ class Place:
 
 
 class WorkerProcess:
-    """The learner's side of one worker; processes may follow each other in its place."""
+    """The learner's side of one worker; its process may be replaced."""
 
     def __init__(self, index: int, place: Place) -> None:
         self.index, self._place = index, place

@@ -1,4 +1,4 @@
-"""Shares of a batch: the columns of each worker, and the invalidation of those whose worker died."""
+"""Shares of a batch: the columns of each worker, and invalidating those of a worker that died."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Account:
 
 
 def columns(envs: slice, seats: int) -> slice:
-    """The columns of some environments in the batch of a policy with so many seats in each."""
+    """The columns of some environments in the batch of a policy with this many seats in each."""
     return slice(envs.start * seats, envs.stop * seats)
 
 
@@ -84,7 +84,7 @@ def part_of(group: slice, workers: int, w: int) -> slice | None:
 
 
 def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
-    """Invalidates these columns from a row on; the observation stands still, as of an idle slot.
+    """Invalidates these columns from a row on; the observation repeats, as in an idle slot.
 
     Returns:
         the number of rows lost.
@@ -103,7 +103,7 @@ def cut(batch: SampleBatch, slots: slice, row: int, null_action: Tree) -> int:
 
 
 def cut_turns(batch: SampleBatch, slots: slice, null_action: Tree) -> int:
-    """Invalidates what follows the last whole row of each of these columns, whose rows are turns.
+    """Invalidates the rows after the last complete row of each of these columns of turns.
 
     Returns:
         the number of rows that were begun and are lost.
@@ -116,7 +116,7 @@ def cut_turns(batch: SampleBatch, slots: slice, null_action: Tree) -> int:
 
 
 def mark_ends(batch: SampleBatch, slots: slice) -> None:
-    """Makes the rows valid in which agents ended, of columns whose rows are turns."""
+    """Makes the rows valid in which agents ended, in columns of turns."""
     batch.valid[:, slots] |= batch.terminated[:, slots] | batch.truncated[:, slots]
 
 

@@ -48,7 +48,7 @@ class Supervised(Protocol):
         ...
 
     def lost(self, w: int) -> None:
-        """Closes the rows that a dead worker owed."""
+        """Invalidates the rows that a dead worker had not delivered."""
 
 
 class Workers:
@@ -341,8 +341,8 @@ class Workers:
             fault = Fault(cause.kind, f"worker {w}, pid {child.pid}: {where}: {cause.message}")
         self._replace(worker, fault)
 
-    def condemn(self, w: int, message: str) -> None:
-        """Replaces a worker whose environment broke the contract in a row that was found bad only afterwards."""
+    def replace_faulty(self, w: int, message: str) -> None:
+        """Replaces a worker with an environment that broke the contract in a row checked only afterwards."""
         self._replace(self.workers[w], Fault("contract", f"worker {w}: {message}"))
 
     def _replace(self, worker: WorkerProcess, fault: Fault) -> None:

@@ -20,7 +20,7 @@ from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, Share
 from penstock.envs.seats import Seating
-from penstock.samplers.installed import Installed
+from penstock.samplers.acting_agents import ActingAgents
 
 VECTOR = LeafSpec("box", (3,), "float32")
 CHOICE = LeafSpec("discrete", (), "int64", sizes=(4,), start=2)
@@ -86,7 +86,7 @@ class RemembersNoise(Own):
 )
 def test_randomness_that_is_no_noise_is_refused_before_training(agent: type[Own], seen: str, remembers: bool):
     before = torch.random.get_rng_state()
-    installed = Installed(Seating.alone(SPEC), BatchSpec(4, 2), (), Share())
+    installed = ActingAgents(Seating.alone(SPEC), BatchSpec(4, 2), (), Share())
     with pytest.raises(ConfigError, match=rf"act\(\) of {agent.__name__} {seen}.*Take all randomness from `noise`"):
         installed.take(agent(remembers=remembers))
     torch.random.set_rng_state(before)

@@ -17,8 +17,8 @@ from penstock.algos.qmix import QMIX
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.envs.agent_observations import read_agents
 from penstock.envs.make import EnvConfig
-from penstock.envs.shown import read_agents
 from penstock.envs.toy import Nim, TeamBits, TwoStepMatrix
 from penstock.learn.policies import Policies
 from penstock.learn.policy import Policy, as_tensors

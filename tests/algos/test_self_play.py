@@ -15,8 +15,8 @@ from penstock.algos.self_play import PastSelves, SelfPlay, Sides, count, matchma
 from penstock.core.batch import Inputs, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
+from penstock.envs.agent_observations import read_agents
 from penstock.envs.make import EnvConfig
-from penstock.envs.shown import read_agents
 from penstock.envs.toy import Nim, TwoStep
 from penstock.learn.policy import as_tensors
 from penstock.learn.policy_set import PolicySet

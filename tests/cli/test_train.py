@@ -11,7 +11,7 @@ import pytest
 
 from penstock.processes import forking
 from penstock.processes.python import one_thread_environment
-from penstock.run.bench.search import Row, Verdict, base_sampler, with_settings
+from penstock.run.bench.search import BenchmarkResult, Row, base_sampler, with_settings
 from penstock.samplers import ACTING
 from tests.cli.short import QUIET, SHORT, Cli, config, metrics
 
@@ -263,9 +263,9 @@ def test_summary_of_a_run_without_an_episode_has_no_return_of_episodes(cli: Cli)
     assert "last episodes" not in said.out
 
 
-def _found_at_once(plan: Any, same_device: bool = False) -> Verdict:
+def _found_at_once(plan: Any, same_device: bool = False) -> BenchmarkResult:
     best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
-    return Verdict((best,), best, 16, "", 0.0)
+    return BenchmarkResult((best,), best, 16, "", 0.0)
 
 
 @pytest.mark.usefixtures("forked")

@@ -16,7 +16,7 @@ from penstock.algos.self_play import SelfPlay
 from penstock.core.errors import ConfigError
 from penstock.core.limits import _limits  # pyright: ignore[reportPrivateUsage]
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.learn.settings import FromReplay, InMinibatches, Settings
+from penstock.learn.settings import MinibatchSettings, OffPolicySettings, Settings
 
 CLASSES = {**{name: find_algo(name) for name in ALGOS}, "replay": ps.ReplaySettings, "net": ps.Net}
 SPEC = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
@@ -55,7 +55,7 @@ def test_defaults_lie_inside_and_the_class_says_what_it_is(name: str) -> None:
     made = cls()
     assert isinstance(made, SelfPlay if name == "self-play" else Settings) and made == cls()
     assert inspect.getdoc(cls) and "functions" not in {f.name for f in dataclasses.fields(cls)}
-    for base in (Settings, InMinibatches, FromReplay):
+    for base in (Settings, MinibatchSettings, OffPolicySettings):
         if issubclass(cls, base):
             assert {f.name for f in dataclasses.fields(base)} <= {f.name for f in dataclasses.fields(cls)}
 

@@ -1,1 +1,1 @@
-"""Names that settings do not have, and what they stand for: hints, and the names of other libraries as data."""
+"""Unknown names of settings and the settings they mean: hints, and the names of other libraries as data."""

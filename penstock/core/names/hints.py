@@ -30,10 +30,10 @@ class Meaning:
 
 
 def hint(name: str, cls: type) -> str:
-    """A hint at the setting that `name`, which `cls` does not have, stands for.
+    """A hint at the setting meant by `name`, which `cls` does not have.
 
-    What the table of other libraries' names says, else which of our classes has it, else a close spelling in `cls`,
-    else the settings of `cls`: no guess is stated as a fact.
+    From the table of other libraries' names, else a class of penstock that has it, else a close spelling in `cls`, else
+    the settings of `cls`. A guess is not stated as a fact.
     """
     found = foreign(name, [cls])
     if found is not None:
@@ -148,7 +148,7 @@ def _owned(name: str, cls: type) -> str:
 
 
 def _holds_algorithms(cls: type) -> bool:
-    """True for settings around an algorithm's, such as `ps.Policies`, in which paths are others."""
+    """True for settings that contain an algorithm's, such as `ps.Policies`, where paths differ."""
     return _place(cls) == "algo" and "lr" not in settings_of(cls)
 
 

@@ -1,1 +1,1 @@
-"""Environments of others: brought into the form of the contract, and remarks on what they do to a run."""
+"""Third-party environments: conversion to the form of the contract, and remarks on their effect on a run."""

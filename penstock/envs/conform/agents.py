@@ -13,7 +13,7 @@ from penstock.envs.conform.values import conform_flag, conform_info, conform_rew
 
 
 class ConformAgents(AgentsWrapper):
-    """A Parallel or AEC environment whose values are as the contract wants them.
+    """A Parallel or AEC environment with values in the form of the contract.
 
     Rewards of agents that are not there any more are left out: nobody acts who could learn from them.
     """

@@ -62,7 +62,7 @@ def _is_running(value: Any) -> bool:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """An environment, what it wraps, and the environments of a batch of them, as far as they are in this process."""
+    """An environment, those it wraps, and the members of a batch, as far as they are in this process."""
     for _ in range(_MOST_LAYERS):
         yield env
         for part in getattr(env, "envs", ()) if isinstance(env, gym.vector.SyncVectorEnv) else ():

@@ -21,7 +21,7 @@ def conform_space(space: Any) -> Any:
 def conformer(space: Any) -> Callable[[Any], Any]:
     """A function from an observation of this kind to one of `conform_space`, in new memory.
 
-    Mappings and lists stand for dicts and tuples. What `conform_leaf` cannot cast stays as it was.
+    Mappings and lists count as dicts and tuples. Leaves that `conform_leaf` cannot cast stay unchanged.
     """
     if isinstance(space, spaces.Dict):
         by_key = {str(key): conformer(below) for key, below in space.spaces.items()}

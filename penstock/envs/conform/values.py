@@ -14,7 +14,7 @@ NOT_YOURS = ", or, if it is not yours, wrap it: --wrappers penstock.envs.wrapper
 
 
 def conform_reward(reward: Any) -> Any:
-    """One number as a float, whatever array, list or tensor it stands in."""
+    """One number as a float, out of an array, list or tensor."""
     x = _array(reward)
     return float(x.item()) if x is not None and x.size == 1 and x.dtype.kind in "biuf" else reward
 
@@ -53,7 +53,7 @@ def conform_leaf(obs: Any, leaf: LeafSpec) -> Any:
 
 
 def conforms(obs: Any, leaf: LeafSpec) -> bool:
-    """True where `conform_leaf` would make of an observation what the space says."""
+    """True if `conform_leaf` would bring an observation into its space's form."""
     found = conform_leaf(obs, leaf)
     if leaf.kind == "discrete":
         return type(found) is int

@@ -22,11 +22,11 @@ def fail(
     info_keys: Sequence[str] = (),
     spec: LeafSpec | None = None,
 ) -> NoReturn:
-    """Raises for an exception out of an environment, or out of the handling of its `result`.
+    """Raises the error for an exception in an environment, or in the handling of its `result`.
 
     Args:
         where: names slot, environment, method, episode, step and seed. action: the last one, None if there was none.
-        spec: of the action, if it is one leaf, to say so where the agent chose what the space does not have.
+        spec: of the action, if it is one leaf, to say if the agent chose an action outside the space.
     """
     if isinstance(error, EnvWorkerError):  # of a wrapper, which knows no slot, unless it was raised here
         if str(error).startswith(where.partition(" of ")[0]):
@@ -91,7 +91,7 @@ def last(action: Any) -> str:
 
 
 def _beyond(action: Any, spec: LeafSpec | None) -> str:
-    """A remark if the agent chose what a discrete space does not have: then the environment is not to blame."""
+    """A remark if the agent chose an action outside a discrete space: then the environment is not at fault."""
     if spec is None or spec.kind != "discrete" or action is None:
         return ""
     message = describe_violation(action, spec, "action")

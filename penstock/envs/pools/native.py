@@ -35,7 +35,7 @@ class Halves(NamedTuple):
 
 
 class NativeEnv:
-    """One VectorEnv that stands for the slots `slots` of a batch.
+    """One VectorEnv that plays the slots `slots` of a batch.
 
     Args:
         first_slot: number of the batch's first slot, for messages.
@@ -192,7 +192,7 @@ class NativeEnv:
         return env.reset_wait(timeout=self._timeout_s)
 
     def _drain(self) -> None:
-        """Takes the answer to a step that nobody waits for: a reset would be given it in place of its own."""
+        """Discards the pending answer to a step, which a reset would otherwise receive instead of its own."""
         if self._underway:
             self._underway = False
             with contextlib.suppress(Exception):
@@ -243,7 +243,7 @@ def require_next_step(sampler: Any) -> None:
 
 
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
-    """Settings whose factory is asked for `num_envs` environments, if it can be asked.
+    """Settings with a factory that is called for `num_envs` environments, if it takes the argument.
 
     It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was
     given and is not `B`, that of all groups together, stays.
@@ -288,7 +288,7 @@ def made_batched(config: EnvConfig, slot: int = 0) -> gym.vector.VectorEnv[Any, 
 
 
 def _by_id(config: EnvConfig) -> bool:
-    """True where no callable has to be called to know what is made."""
+    """True if the kind of environment is known without calling a callable."""
     return config.seating is not None or (
         isinstance(config.env, str) and (":" not in config.env or is_pettingzoo_id(config.env))
     )

@@ -52,16 +52,16 @@ class PoolState:
     tick: int = 0
     """Steps since the pool's first batch."""
     restarts: int = 0
-    """How often a native pool, whose episodes cannot be restored, began anew."""
+    """Number of restarts of a native pool, which cannot restore its episodes."""
     faults: dict[str, int] = field(default_factory=dict[str, int])
     """Faults of worker processes by kind since the run began."""
 
     @classmethod
     def resetting(cls, episode: list[int], **rest: Any) -> PoolState:
-        """The state of slots whose open episodes, of these numbers, are lost: each resets into its next one.
+        """The state of slots that have lost their open episodes, of these numbers: each resets into its next one.
 
         Args:
-            rest: what is known besides, by the names of the fields.
+            rest: further PoolState fields, by name.
         """
         B = len(episode)
         known: dict[str, Any] = {"left": [None] * B, **rest}
@@ -162,7 +162,7 @@ class EpisodeLog:
         )
 
     def unmarked(self, envs: slice) -> list[int]:
-        """Those of these environments that take turns whose newest episode may have rows that are not valid yet."""
+        """The turn-based environments among these with rows of their newest episode that may not be valid yet."""
         return (envs.start + np.flatnonzero(self.marked[envs] < self.count[envs])).tolist()
 
     def cut(self, envs: slice, row: int) -> None:
@@ -172,7 +172,7 @@ class EpisodeLog:
 
 
 class BatchColumns(Protocol):
-    """BatchColumns of batches that something fills: whose they are, and what stands in them."""
+    """The columns of batches that a source fills: their policies, specs and buffers."""
 
     specs: tuple[EnvSpec, ...]
     """One for each policy; environments of one agent have one."""
@@ -213,15 +213,15 @@ class EvaluationSource(BatchColumns, Protocol):
         """
 
     def limit(self, max_steps: int) -> None:
-        """Cuts each episode after so many steps, from the next `restart` on; asked of pools of many agents.
+        """Cuts each episode after this many steps, from the next `restart` on; for pools of many agents.
 
-        Agents that are there then are truncated, and their episode and that of the environment are logged.
+        Agents present then are truncated, and their episodes and that of the environment are logged.
         """
         raise TypeError(f"{type(self).__name__} keeps no account of episodes")
 
 
 class Source(BatchColumns, Protocol):
-    """Plays what is trained on, as a live sampler asks of it: environments here or in workers, or runners."""
+    """The training environments of a live sampler: here, in workers, or in runners."""
 
     @required
     def get_state(self) -> PoolState:
@@ -250,7 +250,7 @@ class Source(BatchColumns, Protocol):
         ...
 
     def evaluation_slots(self, wanted: int) -> int:
-        """Slots of an evaluation for which so many are wanted; a native pool may have no choice."""
+        """Number of slots of an evaluation that requests this many; a native pool has a fixed number."""
         return wanted
 
     def disown(self, slot: int, row: int, message: str) -> list[int]:

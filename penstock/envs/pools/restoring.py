@@ -124,7 +124,7 @@ def replay(pool: SerialPool, b: int, episode: OpenEpisode, target: Tree) -> bool
 
 
 def thinned(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """[B, T, n] view of what is digested of an array [T, B, ...]."""
+    """[B, T, n] view of an array [T, B, ...], for its digest."""
     flat = x.reshape(*x.shape[:2], -1)
     return flat[:, :, :: max(1, -(-flat.shape[2] // _DIGESTED))].swapaxes(0, 1)
 

@@ -137,7 +137,7 @@ class SerialPool(EnvPool):
                         if key in info:
                             try:
                                 column[b] = info[key]
-                            except (TypeError, ValueError):  # an array of one element stands for its number
+                            except (TypeError, ValueError):  # an array of one element counts as its number
                                 column[b] = np.asarray(info[key]).item()
                 elif info is None:
                     refuse_step(host.where(b, "step"), result, action)
@@ -162,7 +162,7 @@ class SerialPool(EnvPool):
         return 0
 
     def metrics(self) -> dict[str, float]:
-        """Nothing: there are no workers whose faults could be counted."""
+        """Does nothing: there are no workers whose faults could be counted."""
         return {}
 
     def close(self) -> None:

@@ -38,20 +38,20 @@ class PoolSettings:
     """[B, LEDGER_WORDS] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many
     agents steps after which an episode is cut, 0 for none, and lost rewards."""
     evaluation_ledger: Callable[[int], Any] | None = None
-    """Makes the ledger of a pool for evaluation with so many slots."""
+    """Makes the ledger of a pool for evaluation with this many slots."""
     discount: float = 0.99
-    """Of the logged episodes of many agents, whose pools keep the account; the sampler keeps that of one agent."""
+    """Discount of logged episodes of many agents, which the pool accounts for; with one agent the sampler does."""
     journal_steps: int = 100_000
     """Steps, of agents that take turns moves, that pools of many agents keep to replay an open episode on resume."""
 
     @classmethod
     def of(cls, sampler: Any) -> PoolSettings:
-        """Those of a sampler with fields of these names, whose discount may be None for the usual one."""
+        """Pool settings from a sampler with fields of these names; its discount may be None for the usual one."""
         given = {} if sampler.discount is None else {"discount": sampler.discount}
         return cls(sampler.reset, sampler.max_decorrelation_steps, journal_steps=sampler.journal_steps, **given)
 
     def for_evaluation(self, B: int, mark: MutableSequence[int] | None = None) -> PoolSettings:
-        """Those of a pool for evaluation with B slots, which notes its activity in the same `mark`."""
+        """Settings of a pool for evaluation with B slots, which notes its activity in the same `mark`."""
         ledger = None if self.evaluation_ledger is None else self.evaluation_ledger(B)
         return PoolSettings(evaluation=True, mark=mark, ledger=ledger, discount=self.discount)
 

@@ -60,7 +60,7 @@ class SimultaneousPool(AgentsPool):
         self._unstarted = True
 
     def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the batches before (None: there are none).
+        """Takes the place of a pool whose worker died, from the ledger and the earlier batches, if any.
 
         Every environment resets into its next episode in the row that comes next.
         """
@@ -111,7 +111,7 @@ class SimultaneousPool(AgentsPool):
         }
 
     def _restore(self, e: int, found: dict[str, Any]) -> bool:
-        """The inverse; False if the environment does not come to where it was."""
+        """Restores the stored episode; returns False if the environment does not reach the same state."""
         host, there, env = self.host, self.there, self.host.envs[e]
         if host.over[e]:
             return True
@@ -203,7 +203,7 @@ class SimultaneousPool(AgentsPool):
                 check_values(there, p, view.obs, row.rewards[p], everyone)
 
     def _sum_up(self, rows: int) -> None:
-        """Adds the rewards of so many rows of the batch to the sums, one row after the other."""
+        """Adds the rewards of the batch before row `rows` to the sums, row by row."""
         start, self._unsummed = self._unsummed, rows
         for sums, out in zip(self._sums, self._outs):
             reward = out.reward[start:rows].astype(np.float64)

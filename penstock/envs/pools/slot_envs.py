@@ -1,4 +1,4 @@
-"""SlotEnvs: the environments of a pool's slots, and what is known of each: episode, seed, activity and ledger."""
+"""SlotEnvs: the environments of a pool's slots, with the episode, seed, activity and ledger of each."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SlotEnvs:
         )
 
     def set_state(self, state: PoolState, lost: Sequence[int] = ()) -> None:
-        """Goes on where a pool was whose state this is, but for `lost` environments, which reset next."""
+        """Resumes from the state of a pool; `lost` environments reset next."""
         self.episode, self.began, self.idle = list(state.episode), list(state.began), list(state.idle)
         self.over = [ended or e in lost for e, ended in enumerate(state.ended)]
         self.left = [math.inf if left is None else left for left in state.left]
@@ -106,7 +106,7 @@ class SlotEnvs:
         self._record()
 
     def take_over(self) -> None:
-        """Goes on from the ledger of a pool whose worker died: every environment resets into its next episode."""
+        """Resumes from the ledger after a worker died: every environment resets into its next episode."""
         self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
         self.left = [math.inf if n < 0 else n for n in left]
         self.over = [True] * len(self.envs)
@@ -183,7 +183,7 @@ class SlotEnvs:
     def where(self, e: int, phase: str, agent: str | None = None) -> str:
         """Start of every message: slot, environment, method, episode, step, seed and agent."""
         taken = self.tick - self.began[e] if self.step_of is None else self.step_of(e)
-        if phase == "reset" or not taken:  # what is seen before any step is what the reset led to
+        if phase == "reset" or not taken:  # observations before the first step come from the reset
             phase, taken = "reset", 1
         step = taken - 1  # counted from 0
         episode = self.episode[e]

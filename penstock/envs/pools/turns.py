@@ -1,8 +1,8 @@
 """TurnPool: environments whose agents take turns (PettingZoo's AEC), stepped here into a batch a policy.
 
-Row c of a column is the c-th turn there of whoever sits on that seat. A row closes when the agent's next turn, or its
-end, has come: with the reward since its action, and the observation that it then sees. A turn that is open when the
-batch ends moves, action and info included, to row 0 of the next; its place and the rest of the column idle.
+Row c of a column is the c-th turn on that seat, of any agent. A row closes at the agent's next turn, or at its end:
+with the reward since its action, and the observation that it then sees. A turn that is open when the batch ends moves,
+action and info included, to row 0 of the next; its place and the rest of the column idle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.envs.pools.values import obs_writer, write_tree
 class TurnPool(AgentsPool):
     """In a sweep every environment that is not out of room takes one turn.
 
-    An environment is out of room where the agent whose turn it is has no row left; it goes on in the next batch.
+    An environment is out of room if the agent to act has no row left; it goes on in the next batch.
 
     Raises:
         ConfigError: `reset="batch_end"` or random first steps, which are of lockstep.
@@ -70,15 +70,16 @@ class TurnPool(AgentsPool):
         self.there = there = TurnEnvs(self.host, self.account, self.settings.journal_steps)
         self.host.step_of = lambda e: there.moves[e]
         self._waiting: list[Column | None] = [None] * E
-        """Column whose turn waits for an action, None of an environment that is out of room or has no episode left."""
+        """Column with a turn that waits for an action; None if the environment is out of room or has no episode
+        left."""
         self._pending: list[tuple[Ints, Ints] | None] = [None] * len(self.seats)
         """By policy what `pending` returns, once it has been asked since the last sweep."""
         self._turn: list[tuple[str, Player, Any] | None] = [None] * E
-        """Agent whose turn it is, and what it sees; None while nobody's is."""
+        """The agent to act, and its observation; None while no agent is to act."""
         self._closing: list[list[tuple[Column, str, Any, Any]]] = [[] for _ in self.seats]
-        """By policy the rows that close at the end of this sweep: agent, observation and reward.
+        """Rows that close at the end of this sweep, by policy: agent, observation and reward.
 
-        Those of environments that have not stopped at them are written at once: they may change what they gave."""
+        Rows of an environment that runs on are written immediately, because it may reuse the observation array."""
         self._ends: list[tuple[int, int, int]] = []
         """Policy, row and column of the last turns of agents that have ended since the move of an environment.
 
@@ -89,9 +90,9 @@ class TurnPool(AgentsPool):
         self._first_batch, self._whole, self._look = True, False, False
 
     def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the batches before (None: there are none).
+        """Takes the place of a pool whose worker died, from the ledger and the earlier batches, if any.
 
-        Every environment resets into its next episode; what was open is lost.
+        Every environment resets into its next episode; open episodes are lost.
         """
         self.host.take_over()
         self._outs, self._first_batch = previous or (), previous is None
@@ -162,7 +163,7 @@ class TurnPool(AgentsPool):
         }
 
     def _restore(self, e: int, found: dict[str, Any]) -> bool:
-        """The inverse; False if the environment does not come to where it was."""
+        """Restores the stored episode; returns False if the environment does not reach the same state."""
         host, env = self.host, self.host.envs[e]
         mine = [column for columns in self._columns for column in columns if column.e == e]
         for column in mine:
@@ -401,7 +402,7 @@ class TurnPool(AgentsPool):
         self._valid[p][rows, slots] = True
 
     def _finish_sweep(self) -> None:
-        """Writes what is left; once no environment has room takes out the open turns, and idles the rest of columns."""
+        """Writes the remaining rows; once no environment has room, removes open turns and idles the rest of columns."""
         self._pending = [None] * len(self._pending)
         for p, closing in enumerate(self._closing):
             if closing:

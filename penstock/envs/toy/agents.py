@@ -29,7 +29,7 @@ class ParallelToy:
         self.t = 0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """What an agent sees."""
+        """Observation of an agent."""
         return self._seen
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
@@ -101,7 +101,7 @@ class TurnToy:
         self.t = 0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """What an agent sees."""
+        """Observation of an agent."""
         return self._seen
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
@@ -113,7 +113,7 @@ class TurnToy:
         raise NotImplementedError
 
     def observe(self, agent: str) -> Any:
-        """What an agent sees now, in new memory."""
+        """The agent's present observation, in new memory."""
         raise NotImplementedError
 
     def play(self, agent: str, action: Any) -> None:
@@ -146,7 +146,7 @@ class TurnToy:
         self._turn()
 
     def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """What the agent whose turn it is sees, what it has earned since it acted, and whether it has ended."""
+        """Observation of the agent to act, its reward since it acted, and its end flags."""
         agent = self.agent_selection
         seen = self.observe(agent) if observe else None
         return (
@@ -253,9 +253,9 @@ class LatePay(TurnToy):
 
 
 class Nim(TurnToy):
-    """Two agents take 1 to 3 of `stones` in turn; who takes the last one wins 1, the other loses 1.
+    """Two agents take 1 to 3 of `stones` in turn; the agent that takes the last one wins 1, the other loses 1.
 
-    Whoever moves wins against any play if the number is not a multiple of 4. The mask shows the legal moves.
+    The agent to move can win against any play if the number is not a multiple of 4. The mask shows the legal moves.
     """
 
     def __init__(self, stones: int = 10) -> None:
@@ -287,7 +287,7 @@ class Nim(TurnToy):
 
 
 def echo_space() -> spaces.Box:
-    """What the echo environments show: agent, episode, step, own steps, last own action, a random number."""
+    """Observation of the echo environments: agent, episode, step, own steps, last own action, a random number."""
     return box(-(2.0**24), 2.0**24, 6)
 
 

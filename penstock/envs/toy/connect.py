@@ -20,7 +20,7 @@ class Connect3(TurnToy):
     pieces, then that of the other's, row by row from the bottom; the mask shows the columns that are not full.
 
     Args:
-        opening_moves: an episode opens with 0 to so many random moves, each number as likely, none of which ends it.
+        opening_moves: an episode opens with 0 to this many random moves, equally likely, none of which ends it.
     """
 
     def __init__(self, opening_moves: int = 0) -> None:

@@ -13,7 +13,7 @@ from penstock.envs.toy.base import Toy, box, one_hot, vector
 
 
 class TMaze(Toy):
-    """A cue of -1 or 1 at step 0, a corridor walked whatever the action, a junction at step `length`.
+    """A cue of -1 or 1 at step 0, a corridor in which actions have no effect, a junction at step `length`.
 
     Observation (cue, at junction), the cue shown at step 0 only. At the junction action 1 is right for cue 1, action 0
     for cue -1; right pays 1, wrong 0, and the episode ends. Best return 1 and V(start) = g^length; without memory 0.5.

@@ -36,7 +36,7 @@ class Echo(Toy):
         return {"episode": self.episode, "t": self.t}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """The inverse of `get_state`."""
+        """Inverse of `get_state`."""
         self.episode, self.t = state["episode"], state["t"]
 
     def begin(self) -> None:

@@ -24,7 +24,7 @@ class Constant(Toy):
 
 
 class Sign(Toy):
-    """Observation -1 or 1 by coin, one step, reward = observation whatever the action. V(o) = o."""
+    """Observation -1 or 1 by coin, one step, reward = observation for any action. V(o) = o."""
 
     def __init__(self) -> None:
         super().__init__(box(-1, 1), spaces.Discrete(2))
@@ -40,7 +40,7 @@ class Sign(Toy):
 
 
 class TwoStep(Toy):
-    """Observation 0, then 1; reward 1 at the end, whatever the actions. V(0) = g, V(1) = 1. Shows a wrong discount."""
+    """Observation 0, then 1; reward 1 at the end, for any actions. V(0) = g, V(1) = 1. Shows a wrong discount."""
 
     def __init__(self) -> None:
         super().__init__(box(0, 1), spaces.Discrete(2))
@@ -137,7 +137,7 @@ class ThreeStep(Toy):
 
 
 class Chain(Toy):
-    """A walk over `n` one-hot states, whatever the actions; reward 1 on leaving the last. V_i = g^(n-1-i)."""
+    """A walk over `n` one-hot states, for any actions; reward 1 on leaving the last. V_i = g^(n-1-i)."""
 
     def __init__(self, n: int = 5) -> None:
         super().__init__(box(0, 1, n), spaces.Discrete(2))

@@ -17,8 +17,8 @@ _PAYOFFS = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
 class TwoStepMatrix(ParallelToy):
     """The two-step game of Rashid et al. 2018, section 6.1. Best return 8; a sum of agents' Q (VDN) can only find 7.
 
-    The first agent's first action chooses the game of the second step: one that pays both 7 whatever is done, or one
-    that pays 0, 1, 1 or 8, the last if both choose 1. Each sees the step's game, and which of the two agents it is.
+    The first agent's first action chooses the game of the second step: one that always pays both 7, or one that pays 0,
+    1, 1 or 8, the last if both choose 1. Each sees the step's game, and which of the two agents it is.
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ Rows = np.ndarray[Any, Any]
 class KeptRows:
     """Copies of the rows of one policy that it has not trained on, as one batch [T, B] of the same slots.
 
-    Row T of a batch is row 0 of the next, so what is kept is one record: returns, advantages and memory run through it,
-    and rows keep all that was recorded as they were acted, `logp` too. What no turn was taken in is left out.
+    Row T of a batch is row 0 of the next, so the kept rows are one record: returns, advantages and memory run through
+    it, and rows keep all that was recorded when they were acted, `logp` too. Rows without a turn are left out.
 
     Args:
         least: valid rows, of all learners together, that the policy trains on at least.
@@ -66,7 +66,7 @@ class KeptRows:
         return {"batch": plain, "waits": [list(x) for x in self._waits]}
 
     def load_state_dict(self, state: Mapping[str, Any], policy: Policy) -> None:
-        """The inverse of `state_dict`, of any number of learners. Raises CheckpointError for other slots."""
+        """Inverse of `state_dict`, of any number of learners. Raises CheckpointError for other slots."""
         self._waits = [list(x) for x in state["waits"]]
         self.batch = None if state["batch"] is None else SampleBatch(**state["batch"])
         if self.batch is None:
@@ -108,7 +108,7 @@ class KeptRows:
 
 
 def _joined(kept: SampleBatch, batch: SampleBatch) -> SampleBatch:
-    """One record of what is kept and of the batch after it; between them stands row T of the former, no valid one.
+    """Joins the kept rows and the next batch into one record; between them is row T of the kept rows, not valid.
 
     Raises ConfigError if the batch does not go on where the kept rows end.
     """
@@ -134,8 +134,9 @@ def _joined(kept: SampleBatch, batch: SampleBatch) -> SampleBatch:
 def compacted(record: SampleBatch) -> SampleBatch:
     """A copy with the valid rows, and after each that another does not follow its successor, as its bootstrap.
 
-    Rows in which an agent took no turn (`turns.py`) are left out where its next turn opens with what it saw in them:
-    then returns and memory run on, over the ends of batches too. Slots are filled up with rows that are not valid.
+    Rows in which an agent took no turn (`turns.py`) are left out where its next turn opens with the observation in
+    them: then returns and memory run on, over the ends of batches too. Slots are filled up with rows that are not
+    valid.
     """
     T, B = record.spec
     rows, slots = np.arange(T + 1)[:, None], np.arange(B)

@@ -32,9 +32,9 @@ def minibatches(
         size: rows of a part, see `part_count`: the number of updates does not depend on how episodes fell. None: one
             part, not shuffled.
         rng: shuffles.
-        columns: of several learners, whose data all together are cut; this one gets its share of each part, see
+        columns: of several learners, whose joint data are cut into parts; this learner gets its share of each, see
             `shares`.
-        by_rows: parts are as many as valid rows ask for, which are few where an agent acts rarely.
+        by_rows: the number of parts is that of the valid rows, which are few where an agent acts rarely.
 
     Raises:
         ConfigError: an array that is not [T, B, ...].
@@ -76,11 +76,11 @@ def shares(
 ) -> Iterator[TrainBatch]:
     """This learner's share of each minibatch that one learner with the data of all would make.
 
-    The order is drawn over the rows of all, so every learner yields as many parts, whatever it holds of them. Of a part
-    of which it holds nothing it yields a row, or a column, that is not `valid`: it takes part and counts for nothing.
+    The order is drawn over the rows of all learners, so every learner yields the same number of parts. For a part in
+    which it has no rows it yields one row, or column, that is not `valid`, so that it takes part with weight 0.
 
     Args:
-        data: own leaves [T, b, ...]; the other arguments as of `minibatches`, equal on all ranks.
+        data: this learner's leaves [T, b, ...]; the other arguments as in `minibatches`, equal on all ranks.
     """
     assert data.valid is not None
     valid, device = columns.joined(data.valid), data.valid.device

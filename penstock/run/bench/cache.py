@@ -22,8 +22,8 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.run.bench.search import (
     SECONDS,
+    BenchmarkResult,
     Synchronous,
-    Verdict,
     base_sampler,
     bench,
     describe,
@@ -115,7 +115,7 @@ def _read(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     return found if good else None
 
 
-def _keep(path: Path, key: dict[str, Any], verdict: Verdict) -> str:
+def _keep(path: Path, key: dict[str, Any], verdict: BenchmarkResult) -> str:
     """Caches the result; returns a phrase that names the file."""
     answer = {
         "key": key,

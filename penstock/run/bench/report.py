@@ -12,7 +12,7 @@ from rich.table import Table
 
 from penstock.learn.policy_set import agents_of
 from penstock.learn.train_ops import training_step
-from penstock.run.bench.search import Verdict, describe, run_threads
+from penstock.run.bench.search import BenchmarkResult, describe, run_threads
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
 from penstock.run.progress import print_summary
@@ -22,8 +22,8 @@ _LONGEST_TRACE_S = 60.0
 _TRACED_T = 32
 
 
-def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
-    """Prints what was measured, the samplers by speed, and the recommended one with the command that uses it."""
+def print_verdict(exp: Experiment, verdict: BenchmarkResult, command: str) -> None:
+    """Prints the measurements, the samplers by speed, and the recommended one with the command that uses it."""
     console, best = Console(highlight=False), verdict.best
     T, B = best.sampler.spec
     console.print(f"{exp.algo_name} on {exp.env_config.name}, T={T}, B={B}, {verdict.machine}; {verdict.seconds:.0f} s")
@@ -46,7 +46,7 @@ def print_verdict(exp: Experiment, verdict: Verdict, command: str) -> None:
     print(command)  # in no frame, to be copied
 
 
-def trace_sampler(plan: Plan, verdict: Verdict, path: Path) -> None:
+def trace_sampler(plan: Plan, verdict: BenchmarkResult, path: Path) -> None:
     """Trains some short batches with the recommended sampler and writes their timeline."""
     sampler = replace(verdict.best.sampler, max_decorrelation_steps=0, T=min(verdict.best.sampler.T, _TRACED_T))
     policy = plan.make_policy()

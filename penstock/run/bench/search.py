@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BenchmarkResult:
     """The result of a benchmark: every candidate, and the best."""
 
     rows: tuple[Row, ...]
@@ -66,8 +66,8 @@ class Verdict:
 
 def bench(
     plan: Plan, seconds: float = SECONDS, same_device: bool = False, say: Callable[[str], None] = lambda text: None
-) -> Verdict:
-    """Measures the candidates for a plan on this machine, each for so many seconds; returns all and the fastest.
+) -> BenchmarkResult:
+    """Measures the candidates for a plan on this machine, each for this many seconds; returns all and the fastest.
 
     Args:
         same_device: leave out samplers that act on another device than the learner's.
@@ -92,7 +92,7 @@ def bench(
     if not measured:
         raise ConfigError(f"no sampler could be measured: {rows[0].note}; choose one")
     rows.sort(key=lambda row: -row.steps_per_s)
-    return Verdict(tuple(rows), choose(measured), T, str(machine), time.monotonic() - started)
+    return BenchmarkResult(tuple(rows), choose(measured), T, str(machine), time.monotonic() - started)
 
 
 def base_sampler(exp: Experiment | None) -> SerialSampler:
@@ -133,7 +133,7 @@ def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Synchronous:
 
 def settings_of(sampler: Synchronous) -> dict[str, Any]:
     """Name, workers and groups of a sampler: the inverse of `with_settings`."""
-    groups = 0 if sampler.name == "cpu" else sampler.groups  # a CpuSampler has one group whatever is said
+    groups = 0 if sampler.name == "cpu" else sampler.groups  # a CpuSampler always has one group
     counts = {"workers": sampler.workers, "groups": groups}
     return {"name": sampler.name, **{key: n for key, n in counts.items() if n}}
 
@@ -166,7 +166,7 @@ def _measured(plan: Plan, row: Row, T: int, agents: Any, seconds: float, say: Ca
 
 
 def _batches(plan: Plan, sampler: Synchronous, agents: Any, seconds: float, least: int = 1) -> list[tuple[float, int]]:
-    """Duration in s and env steps of batches, the first not counted: for so many seconds, and `least` of them."""
+    """Duration in s and env steps of batches, without the first: as many as fit the seconds, at least `least`."""
     live = replace(sampler, max_decorrelation_steps=0).build(plan.env, plan.seed)
     try:
         live.initialize(agents)

@@ -122,9 +122,9 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
     """Loads the checkpoint in a directory; its files are checked against their sha256 before they are parsed.
 
     Args:
-        replay: check and return the arrays of its replay too, which only resuming needs.
+        replay: also check and return the arrays of its replay, which only resuming needs.
 
-    Raises CheckpointError that names the file and what is wrong with it.
+    Raises CheckpointError that names the file and the damage.
     """
     manifest = verify(Path(path), replay=replay)
     file = manifest.path / STATE
@@ -132,7 +132,7 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
         state = unpack(read_stored(file, manifest.path, _MOST_TEXT), map_array(manifest.path / STATE_ARRAYS))
         file = manifest.path / POLICY
         policy = safetensors.torch.load_file(file)
-    except Exception as error:  # whatever the parsers raise, the caller needs the file's name
+    except Exception as error:  # parsers may raise anything, and the caller needs the file's name
         raise CheckpointError(f"{file} is as its manifest says, but cannot be read: {error}") from error
     return Checkpoint(manifest.path, manifest.step, state, policy, manifest.arrays if replay else {})
 
@@ -140,11 +140,11 @@ def load_checkpoint(path: Path, *, replay: bool = False) -> Checkpoint:
 def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False) -> Path:
     """The path of the newest good checkpoint of a run, of the `best` by score, or of a step given as text.
 
-    A broken one on the way is named in a warning and passed over. `best` is `last` in a run without scores. Raises
+    Broken ones are skipped with a warning that names them. `best` is `last` in a run without scores. Raises
     CheckpointError if none is good; lists what is there.
 
     Args:
-        replay: only one whose replay, if it had any, is still there and good.
+        replay: accept only a checkpoint with its replay, if it had one, present and good.
     """
     which = str(which)  # a step may come as a number
     if which not in ("last", "best") and not which.isdecimal():

@@ -26,7 +26,7 @@ def pack(state: Any) -> wire.Packed:
 
 
 def unpack(text: bytes, data: npt.NDArray[np.uint8]) -> Any:
-    """The inverse of `pack`; errors as of `wire.unpack`."""
+    """Inverse of `pack`; errors as in `wire.unpack`."""
     return wire.unpack(text, data, TENSORS)
 
 
@@ -39,7 +39,7 @@ def encode(state: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The inverse of `encode`; errors as of `wire.unpack`."""
+    """Inverse of `encode`; errors as in `wire.unpack`."""
     return wire.decode(data, TENSORS)
 
 

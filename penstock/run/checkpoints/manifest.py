@@ -86,7 +86,7 @@ def without_replay(manifest: Manifest) -> bytes:
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest in a checkpoint directory and checks its own hash, not the files that it names.
 
-    Raises CheckpointError that names the file and what is wrong with it.
+    Raises CheckpointError that names the file and the damage.
     """
     file = path / MANIFEST
     try:

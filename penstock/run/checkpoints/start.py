@@ -22,7 +22,7 @@ class Origin:
     """A policy of another run."""
 
     said: str
-    """What `init` calls it."""
+    """The text by which `init` names it."""
     algorithm: str
     spec: EnvSpec
     parameters: Mapping[str, Tensor]
@@ -30,7 +30,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Start:
-    """Networks and normalisers, and whose: of a whole run, or those of each policy that starts from another one."""
+    """Initial networks and normalisers: of a full run, or of each policy that starts from another one."""
 
     said: str
     """`init`, as it was given."""
@@ -62,7 +62,7 @@ class Start:
             game.settings.copy_main(game)
 
     def explained(self, error: CheckpointError, algo: object) -> CheckpointError:
-        """An error of `into`, which says of a whole run what it is of."""
+        """Adds the value of `init` to an error of `into`, if it names a full run."""
         if self.whole is None:
             return error
         return CheckpointError(

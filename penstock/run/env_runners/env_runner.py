@@ -18,7 +18,7 @@ from penstock.core.tree import Tree
 from penstock.envs.pools.pool import PoolState
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import LoadedPolicy, by_id, each
+from penstock.learn.policy_set import LoadedPolicy, by_id, trained_policies
 from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.encoding import decode, encode
 from penstock.run.experiment import Experiment
@@ -78,7 +78,7 @@ class EnvRunner:
             policy: LoadedPolicy = plan.algo.build(plan.specs, seed=plan.seed)
             for one in by_id(policy).values():
                 one.clock.begin(plan.exp.run.steps)
-                if one not in each(policy).values():
+                if one not in trained_policies(policy).values():
                     one.act_only()
             policy.prepare(self._trains_on, plan.infos(plan.acting(self._trains_on, policy)[1]))
             self._policy = policy
@@ -238,7 +238,7 @@ class EnvRunner:
         return runner
 
     def _one(self, name: str) -> Policy:
-        """The policy of an id. Raises ConfigError where there is none."""
+        """The policy of an id. Raises ConfigError for an unknown id."""
         known = by_id(self.policy)
         if name not in known:
             raise ConfigError(f"no policy {name!r} here; {nearest(name, known)}")

@@ -11,7 +11,7 @@ from penstock.actors.make import BackendName, make_backend
 from penstock.core.batch import AnyBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import BatchSpec
-from penstock.learn.policy_set import each
+from penstock.learn.policy_set import trained_policies
 from penstock.run.env_runners.env_runner import EnvRunner
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
@@ -31,8 +31,8 @@ class EnvRunnerGroup:
     Args:
         made_from: an experiment, or its plan. backend: a name, or a Backend.
         deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
-        fault_policy: as of workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
-        min_runners: below so many the group waits for a replacement.
+        fault_policy: as in workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
+        min_runners: with fewer the group waits for a replacement.
         options: of `make_backend`.
 
     Raises:
@@ -110,14 +110,14 @@ class EnvRunnerGroup:
 
     @property
     def runners(self) -> Runners:
-        """The remote workers as they are supervised. Raises ConfigError where there is none."""
+        """The supervised remote workers. Raises ConfigError if the group has none."""
         if self._runners is None:
             raise ConfigError("this group has no remote workers: num_env_runners=0")
         return self._runners
 
     @property
     def backend(self) -> Backend:
-        """Where the remote workers live. Raises ConfigError where there is none."""
+        """The backend of the remote workers. Raises ConfigError if the group has none."""
         return self.runners.backend
 
     @property
@@ -153,7 +153,7 @@ class EnvRunnerGroup:
         """One fragment of every remote worker, side by side; without remote workers one of the local worker.
 
         The batch always has the columns of all slots. A runner that is lost or late is named in a warning and counted
-        in `faults`; its columns are `valid=False` until its successor has come up, whose slots begin with a reset.
+        in `faults`; its columns are `valid=False` until its successor is up, which begins with a reset of all slots.
         """
         if self._runners is None:
             return self.local_worker.sample()
@@ -189,7 +189,7 @@ class EnvRunnerGroup:
             yield self.local_worker.sample()
         runners, local = self._open(self._runners), self.local_worker
         if whole is None:
-            whole = any(policy.replay_schedule is not None for policy in each(local.policy).values())
+            whole = any(policy.replay_schedule is not None for policy in trained_policies(local.policy).values())
         weights, sent, since = None, (-1, -1), dict[int, float]()  # when a runner was asked first, or answered last
         while True:
             runners.welcome()
@@ -238,7 +238,7 @@ class EnvRunnerGroup:
         self._pushes = {i: runners.call(i, "take_weights", *synced) for i in runners.alive}
 
     def stop(self) -> None:
-        """Ends the runners, and what the backend started. A second call does nothing."""
+        """Ends the runners, and all that the backend started. A second call does nothing."""
         if self._local is not None:
             self._local.close()
         if self._runners is not None:
@@ -270,7 +270,7 @@ class EnvRunnerGroup:
         runners.collect(pushed)
 
     def _lost(self, i: int) -> None:
-        """Forgets what a lost runner owed."""
+        """Drops the requests to a lost runner."""
         for call in [call for call, j in self._in_flight.items() if j == i]:
             del self._in_flight[call]
         self._pushes.pop(i, None)
@@ -285,7 +285,7 @@ class EnvRunnerGroup:
 
     @property
     def _whole(self) -> Fragments:
-        """What joins fragments, made with the local worker's agents."""
+        """Joins fragments; made with the local worker's agents."""
         if self._fragments is None:
             acting, _ = self._plans[0].acting(self.fragment, self.local_worker.policy)
             self._fragments = Fragments(acting, len(self._asked))

@@ -22,7 +22,7 @@ _EXPECTED = (
 
 
 def read(init: Init) -> Given:
-    """What `init` names. Raises ConfigError for anything else than an Init."""
+    """The checked value of `init`. Raises ConfigError for anything else than an Init."""
     if isinstance(init, (str, os.PathLike)):
         return str(init)
     if not isinstance(init, Mapping):
@@ -33,9 +33,9 @@ def read(init: Init) -> Given:
 
 
 def of_words(words: Sequence[str]) -> Given | None:
-    """What the values of `--init` name: RUN, RUN:POLICY, or POLICY=RUN and POLICY=RUN:POLICY. None if there are none.
+    """Parses the values of `--init`: RUN, RUN:POLICY, or POLICY=RUN and POLICY=RUN:POLICY. None without values.
 
-    A folder of such a name comes first: `--init runs/a:b` is a run if there is one.
+    A folder of that name comes first: `--init runs/a:b` is a run if there is one.
 
     Raises:
         ConfigError: a policy that is named twice, or a run without its policy beside others.

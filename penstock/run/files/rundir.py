@@ -1,4 +1,4 @@
-"""The run directory: its name, its protection from overwriting, and what a run writes there before it begins."""
+"""The run directory: its name, its protection from overwriting, and the files written before a run begins."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def write_config(trainer: Trainer) -> None:
 def _git() -> str | None:
     """The commit of the current folder, `-dirty` if files differ from it.
 
-    A repository that came from elsewhere executes nothing: git would call its monitor, for what may have changed its
-    filters, and for what is missing the transport of its remote.
+    Runs no code of a foreign repository: git would call its file monitor, its filters for files that may have changed,
+    and the transport of its remote for missing objects.
     """
     quiet, env = ["git", "-c", "core.fsmonitor=false"], {**os.environ, "GIT_ALLOW_PROTOCOL": "none"}
     asked: list[str] = []

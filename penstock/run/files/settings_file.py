@@ -43,10 +43,10 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def require_trust(path: Path, digest: str, settings: Mapping[str, Any], trust: bool) -> None:
-    """Raises ConfigError if a file names code, and is neither this user's own nor one that the user vouches for.
+    """Raises ConfigError if a file names code, and is neither this user's own nor trusted.
 
     Args:
-        digest: sha256 of the file. settings: what is taken from it, by dotted path. trust: the user vouches for it.
+        digest: sha256 of the file. settings: settings taken from it, by dotted path. trust: the user trusts it.
     """
     if trust:
         remember(path, digest)

@@ -22,7 +22,7 @@ from penstock.run.files.stored import StoredConfig
 
 _SPARE_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 12
-"""What an environment takes at least."""
+"""Least memory of an environment, in bytes."""
 _PER_CORE = 64
 """Most processes or threads for a core."""
 _CALLS, _CALLS_EACH = 2_000, 200
@@ -32,7 +32,7 @@ _COUNTED = {"arange", "linspace", "eye", "logspace"}
 
 
 @contextlib.contextmanager
-def limited_tensors(parameters: Mapping[str, torch.Tensor], path: Path) -> Generator[None]:
+def limit_tensor_size(parameters: Mapping[str, torch.Tensor], path: Path) -> Generator[None]:
     """Refuses networks larger than the parameters that are stored: in the block CheckpointError is raised for tensors
     of more elements than all of them have bytes, and for many more operations than so few take to be made.
     """

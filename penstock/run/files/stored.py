@@ -17,18 +17,19 @@ from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
-from penstock.run.files.again import Again
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.modules import modules_named
+from penstock.run.files.supplied import Supplied
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 CONFIG, META = "config.json", "meta.json"
 FORMAT = 2
-"""Of a run directory, in its config.json and in each checkpoint; runs of 1 had pickles, or no number at all."""
+"""Format number of a run directory, in config.json and in each checkpoint; runs of format 1 had pickles, or no
+number."""
 _GOES_ON_WITH_OLDER = "6849b51"
 """The last commit that reads format 1."""
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
-"""What penstock reads and writes in a run directory, besides its lock and TensorBoard's events."""
+"""Files of a run directory that penstock reads and writes, besides its lock and TensorBoard's events."""
 _DROPPED = (
     "env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_mask", "env_state",
     "env_options",
@@ -37,7 +38,7 @@ _PLAYED = ("class", "seed", "eval_max_steps", "eval_slots")
 """Settings of the run that playing episodes needs."""
 
 
-NOTHING = Again()
+NONE_SUPPLIED = Supplied()
 """Everything is as it was stored."""
 
 
@@ -49,21 +50,21 @@ class StoredConfig:
     plain: dict[str, Any]
     """The experiment as `to_plain` returned it."""
     spec: Specs
-    """Of one policy, or of each of several by id."""
+    """EnvSpec of one policy, or of each of several by id."""
     digest: str
     """sha256 of the file."""
     trusted: bool
-    """What it names may be imported and called."""
+    """True: code that the run names may be imported and called."""
 
-    def algorithm(self, again: Again = NOTHING) -> Any:
-        """The algorithm's settings, with what is given again. Raises CheckpointError unless trusted.
+    def algorithm(self, again: Supplied = NONE_SUPPLIED) -> Any:
+        """The algorithm's settings, with the arguments given again. Raises CheckpointError unless trusted.
 
-        Who plays whom is left out where it was not stored, as the policies have their ids anyway.
+        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway.
         """
         from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
 
         of_algo = again.of_algo()
-        with undamaged(self.path):
+        with as_checkpoint_error(self.path):
             plain = _unmapped(_without(self.plain, of_algo))["algo"]
             self._require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
@@ -74,7 +75,7 @@ class StoredConfig:
 
     def to_play(self, env: Any = None) -> Experiment:
         """The experiment to play episodes of: with T, B and the seed, but without the rest of sampler and run."""
-        with undamaged(self.path):
+        with as_checkpoint_error(self.path):
             run, sampler = self.plain["run"], self.plain["sampler"]
             plain = _unmapped({**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}})
             if not self.trusted and foreign(sampler, files=False):
@@ -83,20 +84,20 @@ class StoredConfig:
                     "class": "penstock.samplers.serial:SerialSampler",
                     **{key: inmost[key] * (runners if key == "B" else 1) for key in ("T", "B") if key in inmost},
                 }
-            return self._experiment(plain, Again(env, eval_env=env), files=False)
+            return self._experiment(plain, Supplied(env, eval_env=env), files=False)
 
-    def to_resume(self, again: Again = NOTHING) -> Experiment:
-        """The whole experiment, with what is given again in place of what could not be stored.
+    def to_resume(self, again: Supplied = NONE_SUPPLIED) -> Experiment:
+        """The full experiment, with the arguments given again for those that could not be stored.
 
-        An EnvConfig stands for wrappers and keyword arguments as well. Raises ConfigError for what differs from what
-        was stored.
+        An EnvConfig replaces wrappers and keyword arguments as well. Raises ConfigError for an argument that differs
+        from the stored one.
         """
-        with undamaged(self.path), named(self.path):
+        with as_checkpoint_error(self.path), prefix_errors(self.path):
             again.require_same(self.plain)
-        with undamaged(self.path):
+        with as_checkpoint_error(self.path):
             return self._experiment(self.plain, again, files=True)
 
-    def _experiment(self, plain: Mapping[str, Any], again: Again, files: bool) -> Experiment:
+    def _experiment(self, plain: Mapping[str, Any], again: Supplied, files: bool) -> Experiment:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
         plain = _without({key: item for key, item in plain.items() if key not in dropped}, of_algo)
@@ -146,12 +147,12 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     text = _read(path)
     digest = hashlib.sha256(text).hexdigest()
     vouched = trust or is_listed(digest)
-    with undamaged(path):
+    with as_checkpoint_error(path):
         content = json.loads(text)
         require_format(path, content.get("format"))
         if not vouched:
             _compare(content, path)
-        with named(path):
+        with prefix_errors(path):
             spec = specs_from_plain(content["spec"])
         found = StoredConfig(path, content["experiment"], spec, digest, vouched)
         if not isinstance(found.plain, dict):
@@ -164,7 +165,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
 def require_plain_run(run_dir: Path, parts: Sequence[str] = _OURS) -> None:
     """Raises CheckpointError, before anything is opened, if a part of a run is no plain file, or a link out of it.
 
-    A folder whose name a terminal would obey is refused as well, since results show it.
+    A folder name with terminal control characters is refused too, since results show it.
     """
     if has_controls(run_dir):
         raise CheckpointError(f"{str(run_dir)!r} has control characters in its name; rename that folder")
@@ -181,7 +182,7 @@ def require_format(file: Path, found: object) -> None:
     """Raises CheckpointError if a file of a run is not of the format that this version reads.
 
     Args:
-        found: the number in it, None where there is none.
+        found: the number in it, None without one.
     """
     if type(found) is int and found > FORMAT:
         raise CheckpointError(f"{file} has format {found}; this penstock reads format {FORMAT}: install a newer one")
@@ -208,7 +209,7 @@ def stored_modules(run_dir: Path, trust: bool = False) -> set[str]:
 
 
 @contextlib.contextmanager
-def undamaged(path: Path, advice: str = "copy it from another run of the same settings") -> Generator[None]:
+def as_checkpoint_error(path: Path, advice: str = "copy it from another run of the same settings") -> Generator[None]:
     """Turns every error that a damaged file causes in the block into a CheckpointError that names the file."""
     try:
         yield
@@ -223,7 +224,7 @@ def undamaged(path: Path, advice: str = "copy it from another run of the same se
 
 
 @contextlib.contextmanager
-def named(path: Path) -> Generator[None]:
+def prefix_errors(path: Path) -> Generator[None]:
     """Has every ConfigError of the block name the file that the settings are from."""
     try:
         yield
@@ -234,7 +235,7 @@ def named(path: Path) -> Generator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """The content of one of a run's JSON files. Raises CheckpointError that names it."""
     text = _read(path)
-    with undamaged(path):
+    with as_checkpoint_error(path):
         content = json.loads(text)
         if not isinstance(content, dict):
             raise TypeError("no object in it")
@@ -261,7 +262,7 @@ def _compare(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Of the content, however the text is laid out."""
+    """Digest of the content, independent of the layout of the text."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -78,8 +78,8 @@ def remember(path: Path, digest: str) -> None:
         try:
             if (why := _not_ours(listed.parent.stat(), os.fstat(fd))) is not None:
                 raise PermissionError(errno.EPERM, why)
-            # One write in append mode, so that runs which begin together do not mix. The newline comes first: whatever
-            # a full disk left of an earlier line, this one begins anew.
+            # One write in append mode, so that runs which begin together do not mix. The newline comes first, in case
+            # a full disk cut an earlier line.
             line = f"\n{digest} {path.resolve()}".encode(errors="surrogateescape")
             os.write(fd, line[:1] + line[1:].replace(b"\n", b"?"))
         finally:

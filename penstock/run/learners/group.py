@@ -14,7 +14,7 @@ from penstock.actors.backend import Backend, RunnerError
 from penstock.actors.link import Lent
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
-from penstock.learn.policy_set import AnyPolicy, each
+from penstock.learn.policy_set import AnyPolicy, trained_policies
 from penstock.processes.shipping import CURE, ship
 from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
@@ -88,7 +88,7 @@ class LearnerGroup(Rank):
     def join(self, policy: AnyPolicy, step: TrainingStepFn) -> TrainingStepFn:
         with self.explained():
             whole = super().join(policy, step)
-        for id_, own in each(policy).items():
+        for id_, own in trained_policies(policy).items():
             assert own.columns is not None
             own.columns.ask = functools.partial(self.call, "give", id_)
 
@@ -106,11 +106,11 @@ class LearnerGroup(Rank):
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None]:
-        """Inside the block an error of a collective becomes what its cause is on another rank.
+        """Inside the block an error of a collective is replaced by its cause on another rank.
 
         Raises:
             LearnerLostError: a rank was killed, has ended or hangs; names it.
-            PenstockError: what a rank raised.
+            PenstockError: a rank raised it.
         """
         try:
             yield
@@ -126,7 +126,7 @@ class LearnerGroup(Rank):
         self.kill()
 
     def kill(self) -> None:
-        """Ends all other ranks at once, and lets go of what they shared."""
+        """Ends all other ranks at once, and releases shared resources."""
         self._release()
         super().close()
 
@@ -201,7 +201,7 @@ class LearnerGroup(Rank):
             found = [(rank, x) for rank, x in self._failed if x.error_type != "LearnerLostError"]
             if found or time.monotonic() > until or not self._calls:
                 break
-        if found:  # what was raised says more than a death
+        if found:  # an exception says more than a death
             return self._explained(*min(found, key=lambda x: x[1].kind != "exception"))
         behind = [rank for rank in self._learners if self._note(rank) < READY + self._entered]
         if behind:
@@ -212,7 +212,7 @@ class LearnerGroup(Rank):
         return error
 
     def _explained(self, rank: int, error: RunnerError) -> errors.PenstockError:
-        """The error of this process that says what a rank raised, or how it was lost."""
+        """The error of this process for a rank's exception, or for its loss."""
         if error.kind != "exception":
             said = f"; what is known of it:\n{error.trace[-_TAIL:]}" if error.trace else ""
             label = self._labels.get(rank, f"rank {rank}")
@@ -224,7 +224,7 @@ class LearnerGroup(Rank):
 
 
 def _said(error: RunnerError) -> str:
-    """The text of what was raised, without where and as what."""
+    """The text of an exception, without its place and class."""
     return str(error).partition(f"{error.error_type}: ")[2] or str(error)
 
 

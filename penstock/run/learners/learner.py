@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.learn.policy_set import each
+from penstock.learn.policy_set import trained_policies
 from penstock.processes.shipping import unship
 from penstock.run.checkpoints.checkpoint import load_checkpoint
 from penstock.run.learners.rank import Rank
@@ -61,7 +61,7 @@ class Learner:
 
     def give(self, policy: str, name: str, start: int, stop: int) -> None:
         """Gives rank 0 rows of its part of a policy's replay."""
-        schedule = each(self.trainer.policy)[policy].replay_schedule
+        schedule = trained_policies(self.trainer.policy)[policy].replay_schedule
         assert schedule is not None
         schedule.replay.give(name, start, stop)
 

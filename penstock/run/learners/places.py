@@ -77,7 +77,7 @@ class RankPlaces:
         return address_of() if self.backend.name == "ray" else ""
 
     def close(self) -> None:
-        """Kills what is left, gives the places back, and leaves the cluster. A second call does nothing."""
+        """Kills remaining learners, frees the placement group, and leaves the cluster. A second call does nothing."""
         if self.backend.name == "ray":
             from penstock.actors.on_ray import place_runners
 

@@ -30,7 +30,7 @@ class Rank:
     Args:
         meet: makes the process group of a backend, gloo or nccl, together with all other ranks.
         own_gpus: ranks that each have a GPU of their own may use nccl.
-        looking: called now and then while a collective waits; what it raises ends the wait.
+        looking: called now and then while a collective waits; an exception from it ends the wait.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class FileMeeting(NamedTuple):
         return cls(os.memfd_create("penstock-meeting", os.MFD_CLOEXEC))
 
     def meet_as(self, rank: int, size: int) -> Callable[[str], Any]:
-        """What makes the process group of a backend for this rank, together with all other ranks."""
+        """Callable that makes the process group of a backend for this rank, together with all other ranks."""
         return functools.partial(self._met, rank, size)
 
     def close(self) -> None:
@@ -64,11 +64,11 @@ class RayMeeting(NamedTuple):
         return cls(secrets.token_hex(8), len(set(addresses)) == 1)
 
     def meet_as(self, rank: int, size: int) -> Callable[[str], Any]:
-        """What makes the process group of a backend for this rank, together with all other ranks."""
+        """Callable that makes the process group of a backend for this rank, together with all other ranks."""
         return functools.partial(self._met, rank, size)
 
     def close(self) -> None:
-        """Removes what the ranks wrote."""
+        """Removes the files that the ranks wrote."""
         RayStore(self.name).forget()
 
     def _met(self, rank: int, size: int, backend: str) -> Any:
@@ -82,7 +82,7 @@ def address_of() -> str:
 
 
 class RayStore(Store):
-    """A store of torch.distributed whose keys lie in the cluster's control service.
+    """A store of torch.distributed with its keys in the cluster's control service.
 
     Args:
         name: of the meeting; keys of several do not meet.

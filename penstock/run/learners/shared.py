@@ -1,4 +1,4 @@
-"""One rank's share of a run's sampler, which reports and stores what the samplers of all ranks have in common."""
+"""One rank's share of a run's sampler; it reports and stores the joint results of the samplers of all ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SUMMED = ("faults/", "env/", "sampler/passes", "group/runners")
 
 
 def order_of_ends(batch: AnyBatch, episodes: Episodes) -> np.ndarray[Any, Any]:
-    """Numbers by which the episodes [E] of a batch are in the order of one learner: of many agents the first of each
-    environment, then the second, and so on; else the rows of their ends."""
+    """Sort keys [E] that order episodes as a single learner would: with many agents the first of each environment, then
+    the second, and so on; else the rows of their ends."""
     if isinstance(batch, MultiAgentBatch):
         slots = episodes.slot.tolist()
         return np.array([slots[:i].count(b) for i, b in enumerate(slots)], np.int64)
@@ -55,7 +55,7 @@ class SharedSampler(Evaluates):
 
     @property
     def dataset(self) -> Any:
-        """What plays the own slots of a dataset once; None for a sampler of environments."""
+        """Sampler that plays this rank's slots of a dataset once; None for a sampler of environments."""
         return getattr(self.inner, "dataset", None)
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class SharedSampler(Evaluates):
         return found if len(found) == count else np.zeros(count, np.int64)
 
     def metrics(self) -> dict[str, float]:
-        """Those of all ranks after the last batch."""
+        """Metrics of all ranks after the last batch."""
         return self._metrics
 
     def blank_batch(self) -> SampleBatch:
@@ -96,7 +96,7 @@ class SharedSampler(Evaluates):
         return self.inner.join_states(states) if isinstance(self.inner, Divisible) else {_BY_RANK: states}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """The inverse of `state_dict`, and of the state of one sampler of all slots.
+        """Inverse of `state_dict`, and of the state of one sampler of all slots.
 
         Raises:
             CheckpointError: it is of another number of slots, or of learners where it cannot be divided.

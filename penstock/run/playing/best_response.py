@@ -1,13 +1,13 @@
-"""Exact exploitability: what a player gains who knows a policy, by a walk over every position of a small game.
+"""Exact exploitability: the gain of a best response to a policy, by a walk over every position of a small game.
 
 The best response to a policy knows how it moves, and no more of the game than the agent whose place it takes: it
 chooses by the observations and rewards of that agent so far. Positions that the agent cannot tell apart are walked
-together, each with its chance (a belief); beliefs that are equal are walked once, whatever led to them.
+together, each with its chance (a belief); equal beliefs are walked once.
 
-Exploitability is the mean over the agents of what the best response gains there beyond the policy itself while the
-policy plays all others: NashConv / n (Lanctot et al. 2017, "A unified game-theoretic approach to multiagent
-reinforcement learning", section 2). Of two players whose gains add up to 0 it is OpenSpiel's `exploitability`. At 0
-nobody gains by playing otherwise.
+Exploitability is the mean, over the agents, of the best response's gain over the policy in that agent's place, while
+the policy plays all others: NashConv / n (Lanctot et al. 2017, "A unified game-theoretic approach to multiagent
+reinforcement learning", section 2). In a zero-sum game of two it is OpenSpiel's `exploitability`. At 0 no agent gains
+by another policy.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError, wor
 from penstock.core.noise import env_seed
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
+from penstock.envs.agent_observations import AgentObservations
 from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs
-from penstock.envs.shown import Showing
 from penstock.run.playing.copies import Copies
 from penstock.run.playing.opponents import RandomAgent
 from penstock.run.playing.sides import Side
@@ -42,11 +42,11 @@ TRAINED = "train an exploiter instead: --exploit-steps 100000"
 
 
 class Exploitability(NamedTuple):
-    """Mean undiscounted returns in the place of each agent, where the policy plays all others."""
+    """Mean undiscounted returns in each agent's place, where the policy plays all others."""
 
     agents: tuple[str, ...]
     best: tuple[float, ...]
-    """Mean return of the best response, or of a trained exploiter, in the place of each agent."""
+    """Mean return of the best response, or of a trained exploiter, in each agent's place."""
     own: tuple[float, ...]
     """Mean return of the policy itself in that place."""
 
@@ -94,7 +94,7 @@ def exploitability(
     }
     env: Any = config.make()
     try:
-        showing = Showing(env, agents.specs, config.state, config.mask_key or MASK_KEY)
+        showing = AgentObservations(env, agents.specs, config.state, config.mask_key or MASK_KEY)
         walk = _Walk(env, config.name, players, showing, positions)
         walk.check_copies(seeds[0])
         best, own = zip(*(walk.values(name, seeds) for name in names))
@@ -108,7 +108,7 @@ def exploitability(
 
 
 class _Player:
-    """The moves of one agent by what it is shown, and their chances."""
+    """The moves of one agent and their chances, by observation."""
 
     def __init__(self, name: str, agent: Agent, spec: EnvSpec, deterministic: bool) -> None:
         if not isinstance(spec.action, LeafSpec) or spec.action.kind != "discrete":
@@ -166,7 +166,7 @@ class _Values(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What may come of a move: the return until the agent's next turn, and its position there."""
+    """Outcome of a move: the return until the agent's next turn, and its position there."""
 
     chance: float
     earned: float
@@ -178,14 +178,16 @@ class _Outcome(NamedTuple):
 class _Walk:
     """Values of a game for one agent after the other."""
 
-    def __init__(self, env: Any, name: str, players: dict[str, _Player], showing: Showing, positions: int) -> None:
+    def __init__(
+        self, env: Any, name: str, players: dict[str, _Player], showing: AgentObservations, positions: int
+    ) -> None:
         self._env, self._name, self._players, self._showing, self._most = env, name, players, showing, positions
         self._agent, self._tried = "", 0
         self._known: dict[tuple[tuple[bytes, float], ...], _Values] = {}
         self._copies = Copies(name, TRAINED)
 
     def check_copies(self, seed: int) -> None:
-        """Raises ConfigError unless every move of an episode of first legal moves does to a copy what it does here."""
+        """Raises ConfigError unless each move of an episode of first legal moves has the same outcome in a copy."""
         env, moves = self._env, 0
         env.reset(seed=seed)
         while env.agents and moves < self._most:
@@ -204,7 +206,7 @@ class _Walk:
         return _bytes(obs), *rest
 
     def values(self, agent: str, seeds: Sequence[int]) -> _Values:
-        """The mean returns in the place of an agent."""
+        """The mean returns in an agent's place."""
         self._agent, self._tried = agent, 0
         self._known.clear()
         outcomes: list[_Outcome] = []
@@ -276,7 +278,7 @@ class _Walk:
         outcomes.append(_Outcome(chance, earned))
 
     def _turn(self, env: Any) -> tuple[Tree, float, str, bool]:
-        """What the agent whose turn it is is shown and has earned since its last one, its name, and if it has ended."""
+        """The agent to act: its observation, reward since its last turn, name, and whether it has ended."""
         agent = env.agent_selection
         obs, reward, terminated, truncated, info = env.last()
         ended = bool(terminated or truncated)

@@ -63,7 +63,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes a copy out of what a `_Pickler` of the same process has written."""
+    """Makes a copy from the bytes that a `_Pickler` of the same process has written."""
 
     def __init__(self, stored: bytes, spaces: dict[int, Any]) -> None:
         super().__init__(io.BytesIO(stored))

@@ -42,12 +42,13 @@ def evaluate(
 
     Args:
         policy: of `ps.load`, of a result, or in training; or a run directory.
-        env: an id, `module:qualname`, callable or EnvConfig; of a run None for that of its evaluations.
+        env: an id, `module:qualname`, callable or EnvConfig; None, for a run: the environment of its evaluations.
         seed: of the episodes; None for the run's, else 0. Equal seeds are equal episodes.
-        env_kwargs, env_options: added to those of the environment. which: of a run "last", "best", or a step as text.
-        slots: environments side by side, at most; None for the run's, else 16.
+        env_kwargs, env_options: added to those of the environment. which: of a run's checkpoints "last", "best", or a
+            step as text.
+        slots: largest number of environments side by side; None for the run's, else 16.
         max_steps: an episode is cut there, neither terminated nor longer; None for the run's, else 27,000.
-        trust: what a run names may be imported and called; not needed for your own runs (docs/security.md).
+        trust: allow importing and calling code that a run names; not needed for your own runs (docs/security.md).
 
     Raises:
         ConfigError: the environment's spaces are not those that the policy was built for.
@@ -80,7 +81,7 @@ def evaluate_run(
     trust: bool = False,
     env_options: Mapping[str, Any] | None = None,
 ) -> tuple[Episodes, int]:
-    """As `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
+    """Like `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
     policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
     policy, config = seated_for(policy, config, exp.run.seed, exp.sampler_settings)
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
@@ -163,7 +164,7 @@ def record_video(
 
 
 def _film(policy: AnyPolicy, config: EnvConfig, exp: Experiment, step: int, episodes: int, path: Path) -> Path:
-    """As `record_video`, of many agents: the episodes of an evaluation, with a frame for each reset and step."""
+    """Like `record_video`, for many agents: the episodes of an evaluation, with a frame for each reset and step."""
     filming = Filming(path)
     evaluator = Evaluator(replace(config, wrappers=(*config.wrappers, filming)), exp.run.seed, 1)
     try:
@@ -185,7 +186,7 @@ class Filming:
         self._path = path
         self._writer: VideoWriter | None = None
         self.error: PenstockError | None = None
-        """What filming itself has raised, which to the environment's host is an error of the environment."""
+        """The exception of filming itself, which the environment's host reports as an error of the environment."""
 
     def __call__(self, env: Any) -> Any:
         """The same environment, filmed from now on."""

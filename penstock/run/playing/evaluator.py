@@ -34,7 +34,7 @@ class Evaluator:
         )
 
     def play(self, policy: AnyPolicy, itr: int, episodes: int, **how: Any) -> Episodes:
-        """Episodes as of `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.
+        """Episodes as in `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.
 
         Raises:
             ConfigError: the policy was built for other observations or actions.
@@ -44,7 +44,7 @@ class Evaluator:
         agents = copy.deepcopy({name: own.agent for name, own in by_id(policy).items()})
         if seating.many:
             for name, spec in seating.by_id.items():
-                agents[name].spec = spec  # other seats than it was trained in, which says nothing of what it sees
+                agents[name].spec = spec  # other seats than in training, which does not affect its observations
         if (device := self._sampler.pool.device) is not None:
             agents = {name: agent.to(device) for name, agent in agents.items()}
         self._sampler.initialize(agents)
@@ -60,8 +60,8 @@ def seated_for(
 ) -> tuple[AnyPolicy, EnvConfig]:
     """The policy, and the environment to play it in, checked, with a seat for every agent where there are many.
 
-    One policy, of a run in an environment of one agent or one of several, then plays them all. Errors as of
-    `check_apart`, whose limits the sampler's settings are.
+    With many agents, a policy trained with one agent, or chosen from several, plays them all. Errors as in
+    `check_apart`, with the time limits of the sampler's settings.
     """
     report = check_apart(config, seed, settings)
     if report.agents is None:

@@ -91,7 +91,7 @@ def play(
     max_steps: int = 27_000,
     first: Sequence[str] = (),
 ) -> Match:
-    """A match of exactly so many episodes of the environment, half of them with the seats changed.
+    """A match of exactly this many episodes of the environment, half of them with the seats changed.
 
     The first side plays the agents `first`, by default every second one from the first on, and the other side the
     rest; then the other way round, in episodes of the same seeds. Warns where the sides get unequal roles by default.
@@ -133,7 +133,7 @@ def play(
 
 
 def play_all(sides: Sequence[Side], config: EnvConfig, agents: AgentSpecs, episodes: int, **how: Any) -> list[Match]:
-    """Matches of every two of the sides; arguments as of `play`."""
+    """Matches of every two of the sides; arguments as in `play`."""
     pairs = [(sides[i], sides[j]) for i in range(len(sides)) for j in range(i + 1, len(sides))]
     return [play(pair, config, agents, episodes, **how) for pair in pairs]
 
@@ -159,10 +159,10 @@ def match_runs(
     Args:
         against: run directories, `random`, and functions of an observation or their `module:function`.
         which: checkpoint of every run.
-        env, env_kwargs, env_options, seed, slots, max_steps: as of `penstock.evaluate`. first: as of `play`.
+        env, env_kwargs, env_options, seed, slots, max_steps: as in `penstock.evaluate`. first: as in `play`.
 
     Raises:
-        ConfigError: an environment of one agent, a name that stands for nothing, or see `play`.
+        ConfigError: an environment of one agent, an unknown name, or see `play`.
     """
     policy, _, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
     report = check_apart(config, exp.run.seed, exp.sampler_settings)

@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError, words_of
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
-from penstock.envs.shown import OBS_KEY
+from penstock.envs.agent_observations import OBS_KEY
 
 Script = Callable[[Any], Any]
 """(observation of one agent, arrays [*O] as it is shown them) -> its action."""
@@ -108,7 +108,7 @@ class Deterministic(Agent):
 
 
 def placed(agent: Agent, spec: EnvSpec) -> Agent:
-    """A copy that plays other seats than it was trained in, which say nothing of what it sees."""
+    """A copy that plays other seats than in training, which do not affect its observations."""
     found = copy.deepcopy(agent)
     found.spec = spec
     return found

@@ -10,7 +10,7 @@ from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, describe
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, by_id, each
+from penstock.learn.policy_set import AnyPolicy, by_id, trained_policies
 from penstock.run.playing.opponents import RandomAgent, ScriptedAgent, WithoutState
 
 
@@ -50,7 +50,7 @@ def playing(policy: AnyPolicy, agent: str) -> tuple[str, Policy]:
     mapping = getattr(policy.settings, "policy_mapping_fn", None)
     if isinstance(mapping, Mapping) and agent in mapping:
         return mapping[agent], by_id(policy)[mapping[agent]]
-    return next(iter(each(policy).items()))
+    return next(iter(trained_policies(policy).items()))
 
 
 def _chosen(policy: AnyPolicy, agent: str) -> str:

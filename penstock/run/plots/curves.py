@@ -46,13 +46,13 @@ class Curve:
     data: Points
     """The metric of the dataset that is played back; empty for a run that samples."""
     policy: str | None = None
-    """Id of the policy whose curve it is, "" for that of all agents together; None where there are not several."""
+    """Id of the curve's policy, "" for all agents together; None with a single policy."""
 
 
 def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     """The curve of a run, and behind it those of its policies if it has several; [] if no row holds the metric.
 
-    Of policy `a` the metric `rollout/ep_rew_mean` is `rollout/a/ep_rew_mean`. The `rollout` metrics of a run that
+    For policy `a` the metric `rollout/ep_rew_mean` is `rollout/a/ep_rew_mean`. The `rollout` metrics of a run that
     learns from a dataset are those of the data; its own curve is the same quantity in its evaluations, if they have it.
     """
     of, rows = identify(run_dir), read_metrics(run_dir)
@@ -64,8 +64,8 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
 
 
 def without_copies(runs: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
-    """The runs of one curve, and those of them that are another one again: of the same seed, with the same values as
-    far as both go. Of such runs the longest stays."""
+    """The runs of one curve, and its duplicates: runs of the same seed with equal values as far as both go. The longest
+    of duplicates stays."""
     kept: list[Curve] = []
     for run in sorted(runs, key=lambda run: -len(run.own)):
         if not any(_is_copy(run, other) for other in kept):

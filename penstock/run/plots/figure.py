@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.machine import counted
-from penstock.run.files.stored import require_plain_run, undamaged
+from penstock.run.files.stored import as_checkpoint_error, require_plain_run
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
 from penstock.run.plots.curves import Curve, Points, read_curves, without_copies
@@ -82,7 +82,7 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
     without: list[str] = []
     for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):
         require_plain_run(run_dir)
-        with undamaged(run_dir / JSONL):
+        with as_checkpoint_error(run_dir / JSONL):
             found = read_curves(run_dir, metric)
         for curve in found:
             groups.setdefault(curve.of.group, {}).setdefault(curve.policy, []).append(curve)

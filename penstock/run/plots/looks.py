@@ -59,7 +59,7 @@ DATA: dict[str, Any] = {"linestyle": (0, (1, 1.5)), "linewidth": 1.0}
 def curve_look(index: int, count: int) -> dict[str, Any]:
     """Colour, line and mark of curve `index` of `count`: the first 21 differ in colour, all 84 in one of the three.
 
-    From the eighth on, each seven have a mark of their own: so many colours alone are too much for most eyes.
+    From the eighth on, each group of seven has its own mark: more colours alone are hard to tell apart.
     """
     colour = _COLOURS[index % len(_COLOURS)]
     line = _LINES[index // len(_COLOURS) % len(_LINES)]

@@ -15,7 +15,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.replay.columns import Array, FrameColumn, Rows
-from penstock.run.files.stored import CONFIG, read_json, undamaged
+from penstock.run.files.stored import CONFIG, as_checkpoint_error, read_json
 from penstock.run.replays.stored import StoredReplay, open_replay, whole_episodes
 
 _ONE_MORE = ("obs", "first")
@@ -43,14 +43,14 @@ def load_replay(run: str | Path, which: str = "last", *, policy: str | None = No
 
     Args:
         run: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
-        policy: id of the one whose replay it is, where a run has several.
+        policy: id of the replay's policy, if a run has several.
 
     Raises:
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.
         ConfigError: several policies have one and none is named, or one that has none.
     """
     replay = open_replay(run, which, policy)
-    with undamaged(replay.path):
+    with as_checkpoint_error(replay.path):
         return _arrays(replay)
 
 
@@ -68,7 +68,7 @@ def replay_to_dataset(run: str | Path, dataset: str | Path, which: str = "last",
             refuses.
     """
     replay = open_replay(run, which, policy)
-    with undamaged(replay.path):
+    with as_checkpoint_error(replay.path):
         spec, env = _origin(replay)
         found = whole_episodes(replay)
         if not found:

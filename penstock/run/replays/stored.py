@@ -15,7 +15,7 @@ from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
 from penstock.run.checkpoints.pruning import candidates
-from penstock.run.files.stored import undamaged
+from penstock.run.files.stored import as_checkpoint_error
 
 _EXPERIENCE = "experience"
 
@@ -38,7 +38,7 @@ class StoredReplay:
     history: int
     """Earlier rows that a row's observation may need: one less than the frames of a stack, else 0."""
     policy: str = ""
-    """Id of the policy whose it is; "" where the run has one."""
+    """Id of the replay's policy; "" if the run has one."""
 
     @property
     def capacity(self) -> int:
@@ -88,7 +88,7 @@ def open_replay(path: Path | str, which: str = "last", policy: str | None = None
 
     Args:
         path: a run (its checkpoint `which`: last, best or a step), a checkpoint's directory, or a file in one.
-        policy: id of the one whose replay it is, where a run has several.
+        policy: id of the replay's policy, if a run has several.
 
     Raises:
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.
@@ -106,7 +106,7 @@ def open_replay(path: Path | str, which: str = "last", policy: str | None = None
 
 
 def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredReplay]:
-    """The replays of a checkpoint by policy id, "" where the run has one policy; all else as of `open_replay`."""
+    """The replays of a checkpoint by policy id, "" where the run has one policy; all else as in `open_replay`."""
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path  # one that the user names may be a link
     folder = path.parent if path.is_file() and (path.parent / MANIFEST).is_file() else path
@@ -130,7 +130,7 @@ def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredRepla
             f"{folder} holds no replay: its algorithm learns from each batch once, or nothing was collected yet"
         )
     arrays = checkpoint.arrays()
-    with undamaged(folder, "or it was written by another version"):
+    with as_checkpoint_error(folder, "or it was written by another version"):
         states: Mapping[str, Any] = checkpoint.state["policy"]
         owners = [
             key.removesuffix(_EXPERIENCE) for key in states if key == _EXPERIENCE or key.endswith(f"/{_EXPERIENCE}")
@@ -213,7 +213,7 @@ def whole_episodes(replay: StoredReplay) -> list[tuple[int, int, int]]:
         row = np.arange(len(first))
         opened = np.maximum.accumulate(np.where(first, row, -1))
         over = valid & (terminated | truncated)
-        # What was lost, or ended before, between an episode's first row and each row.
+        # Rows lost, or ended before, between an episode's first row and each row.
         breaks = np.concatenate([[0], np.cumsum(~valid | over)])
         whole = np.flatnonzero(over & (opened >= 0) & (breaks[row] == breaks[opened]))
         found += [(b, start + int(opened[last]), start + int(last) + 1) for last in whole]

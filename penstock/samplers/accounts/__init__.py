@@ -1,1 +1,1 @@
-"""Accounts: what a sampler keeps of the episodes that it plays."""
+"""Accounts: a sampler's records of the episodes that it plays."""

@@ -35,20 +35,20 @@ class Account(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Inverse of `state_dict`."""
 
 
 class LogAccount:
-    """The account of environments of many agents, whose pool keeps sums, log and journal itself."""
+    """The account of environments of many agents; their pool keeps sums, log and journal itself."""
 
     def __init__(self, seating: Seating, B: int) -> None:
         self._seating, self._B = seating, B
 
     def attach(self, batches: Sequence[SampleBatch]) -> None:
-        """Nothing: rows of a batch do not tell which agents they are of."""
+        """Does nothing: the rows of a batch do not tell their agents."""
 
     def begin(self, pool: Source, buffer: int) -> None:
-        """Nothing: the pool counts from the first reset on."""
+        """Does nothing: the pool counts from the first reset on."""
 
     def record(self, pool: Source, buffer: int) -> Episodes:
         assert pool.log is not None
@@ -61,4 +61,4 @@ class LogAccount:
         return {"stats": {}, "journal": []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing: the state is the pool's."""
+        """Does nothing: the state is the pool's."""

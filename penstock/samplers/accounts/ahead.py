@@ -17,7 +17,7 @@ from penstock.samplers.episodes import Episodes, join_episodes
 
 
 class Ahead:
-    """The queue of batches between whatever collects them and the learner.
+    """The queue of batches between their collector and the learner.
 
     Batch k is released when the learner asks for batch k - depth, that is, when training on batch k - 1 - depth is
     finished. The first depth + 1 batches are released at once.
@@ -109,7 +109,7 @@ class Ahead:
             raise CheckpointError(f"the checkpoint holds {ahead} batches ahead; this sampler has depth={self.depth}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`, after what collects has loaded `inner`, which may write to the buffers."""
+        """Inverse of `state_dict`, after the collector has loaded `inner`, which may write to the buffers."""
         self.released, self.next = state["released"], state["next"]
         self.waiting = {int(itr): Episodes(**kept["episodes"]) for itr, kept in state["waiting"].items()}
         for itr, kept in state["waiting"].items():
@@ -132,10 +132,10 @@ class Ahead:
         return {**first, "inner": inner, "waiting": waiting, "opened": opened}
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`.
+        """Inverse of `join_states`.
 
         Raises:
-            CheckpointError: it is of another number of slots, or of batches ahead.
+            CheckpointError: the state has another number of slots, or of batches ahead.
         """
         if state.get("released") == 0:
             return [state] * len(slots)
@@ -152,7 +152,7 @@ class Ahead:
         return parts
 
     def _axes(self) -> list[int]:
-        """Of each array of a batch that waits the axis of its slots."""
+        """Axis of the slots, for each array of a waiting batch."""
         axes: list[int] = []
         for batch in self.buffer(0):
             for f in fields(batch):  # pyright: ignore[reportArgumentType]

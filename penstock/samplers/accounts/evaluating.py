@@ -1,4 +1,4 @@
-"""Evaluation: what is asked of a sampler that plays whole episodes, and the method by which users ask it."""
+"""Evaluation: the request to a sampler to play whole episodes, and the method by which users make it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation; fields as of `Evaluates.evaluate_agent`."""
+    """One evaluation; fields as in `Evaluates.evaluate_agent`."""
 
     itr: int
     episodes: int

@@ -68,7 +68,7 @@ class ReportedKeys:
         return self._missing != set()
 
     def look(self, keys: Iterable[str], silent: Callable[[str], bool], ended: int) -> None:
-        """Takes a batch in which so many episodes ended; `silent(key)`: no row of it reports the key."""
+        """Takes a batch in which this many episodes ended; `silent(key)`: True if no row of it reports the key."""
         missing = set(keys) - _OPTIONAL if self._missing is None else self._missing
         self._missing = {key for key in missing if silent(key)}
         self._ended += ended
@@ -147,7 +147,7 @@ class EpisodeStats:
         return finished
 
     def _extend(self, batch: SampleBatch) -> None:
-        """Adds T rows in which no episode opens or ends. Sums of several such batches are made at once."""
+        """Adds T rows in which no episode opens or ends. Several batches of this kind are summed at once."""
         reward = batch.reward.copy()
         if self._unsummed and self._unsummed[0].shape != reward.shape:
             self._sum_up()
@@ -207,7 +207,7 @@ class EpisodeStats:
         return {"return": self.return_, "length": self.length, "discounted": self.discounted, "columns": self.columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Inverse of `state_dict`."""
         self.return_, self.length, self.discounted = state["return"], state["length"], state["discounted"]
         self.columns = dict(state["columns"])
         self._unsummed.clear()
@@ -261,7 +261,7 @@ class Journal:
         self._digest(views.row_0, [0] * self._B)
 
     def record(self, views: JournalViews) -> None:
-        """Adds the actions of a batch and forgets what no open episode needs."""
+        """Adds the actions of a batch and drops those that no open episode needs."""
         T, start = len(views.opens), self._rows
         self._rows += T
         since: list[int] | None = None
@@ -295,7 +295,7 @@ class Journal:
         return [{"known": x is not None, **(OpenEpisode(None) if x is None else x)._asdict()} for x in found]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """The inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of what follows."""
+        """Inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of the rows that follow."""
         self._known = np.array([slot["known"] for slot in state], bool)
         self._set([slot["actions"] for slot in state])
         lengths = self._rows - self._opened

@@ -21,7 +21,7 @@ class LiveState:
     """The state of a LiveSampler of B slots between two batches; trees and counts are by policy id."""
 
     collected: bool
-    """A batch was filled; if not, the rest means nothing."""
+    """True if a batch was filled; else the other fields have no meaning."""
     pool: PoolState
     row: Tree
     """[B, ...] inputs in the last row, as `last_row` returns them."""
@@ -32,11 +32,11 @@ class LiveState:
     journal: Sequence[Any]
     """State of a Journal; empty where nothing is kept to replay."""
     out_of_bounds: Tree
-    """How many observations were, by policy id."""
+    """Number of observations outside their space, by policy id."""
 
     @classmethod
     def resetting(cls, pool: PoolState, collected: bool, row: Tree, out_of_bounds: Tree) -> LiveState:
-        """The state of slots whose open episodes are lost, with this last row; `pool` is a `PoolState.resetting`."""
+        """The state of slots that lost their open episodes, with this last row; `pool` is a `PoolState.resetting`."""
         B = len(pool.episode)
         stats, journal = EpisodeStats(B, 0.0).state_dict(), Journal(B, 0).state_dict()
         return cls(collected, pool, row, None, stats, journal, out_of_bounds)
@@ -68,10 +68,10 @@ class LiveState:
 
     @classmethod
     def split_state(cls, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`; what is counted since the run began is the first one's.
+        """Inverse of `join_states`; the first state gets the counts since the run began.
 
         Raises:
-            CheckpointError: it is of another number of slots.
+            CheckpointError: the state has another number of slots.
         """
         if not state["collected"]:
             return [state] * len(slots)

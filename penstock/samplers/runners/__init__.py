@@ -1,1 +1,1 @@
-"""Samplers hosted by actors: the settings, what an actor runs, its owner's side, and batches made of fragments."""
+"""Samplers hosted by actors: settings, the runner in an actor, its owner's side, and batches made of fragments."""

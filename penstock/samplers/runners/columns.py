@@ -1,4 +1,4 @@
-"""Columns of runners in the batches of all of them: whose they are, and what stands there where nothing arrives."""
+"""Columns of runners in a joint batch: which runner each belongs to, and the filler for fragments that are missing."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class EvaluationRunners(EvaluationSource):
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         self._runners.welcome()
         alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
-        if fixed > 1:  # natively batched environments have so many each, and one more runner may have come up
+        if fixed > 1:  # native batched environments have a fixed number each, and one more runner may have come up
             alive = alive[: self._B // fixed]
             self.broken = len(alive) * fixed < self._B
         self._slots.clear()

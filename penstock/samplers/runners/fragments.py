@@ -8,7 +8,7 @@ from typing import Any
 from penstock.core.batch import AnyBatch, batches_of
 from penstock.core.joining import concat_samples
 from penstock.core.tree import Tree
-from penstock.samplers.installed import Installed, last_row
+from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.runners.columns import stand_still
 
 
@@ -19,7 +19,7 @@ class Fragments:
         installed: the agents for the slots of one runner, by which a fragment has its arrays. runners: how many.
     """
 
-    def __init__(self, installed: Installed, runners: int) -> None:
+    def __init__(self, installed: ActingAgents, runners: int) -> None:
         self._installed, self._runners = installed, runners
         self._rows: dict[int, list[dict[str, Tree]]] = {}  # of each runner the last row, for each policy
 

@@ -88,7 +88,7 @@ class RunnersLive(Evaluates):
         self._agent: Agent | None = None
         self._last: SampleBatch | None = None
         self.cut_slots: list[int] = []
-        """Slots whose open episode could not be restored by the last `load_state_dict`."""
+        """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents that will act, and sends each runner copies; returns examples of one step of one slot."""
@@ -132,10 +132,10 @@ class RunnersLive(Evaluates):
         return self._agent
 
 
-class RoundsLive(RunnersLive):
+class SyncRunners(RunnersLive):
     """Batch k is fragment k of every runner, side by side; it starts when training on batch k - 1 - depth is finished.
 
-    It acts with the parameters of version k - depth (0 at first), as of an AsyncSampler with `weights="exact"`.
+    It acts with the parameters of version k - depth (0 at first), like an AsyncSampler with `weights="exact"`.
     """
 
     def __init__(self, settings: RunnerSampler, config: EnvConfig, seed: int, share: Share) -> None:
@@ -183,7 +183,7 @@ class RoundsLive(RunnersLive):
         return self._ahead.state_dict(inner, np.array(inner["pool"]["episode"], np.int64))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, and of other samplers' of as many slots and the same depth."""
+        """Inverse of `state_dict`, and of that of other samplers with as many slots and the same depth."""
         self._acting()
         if state.get("released") == 0:
             return
@@ -198,7 +198,7 @@ class RoundsLive(RunnersLive):
         return (self._ahead if self._depth else self._live).join_states(states)
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
-        """The inverse of `join_states`."""
+        """Inverse of `join_states`."""
         return (self._ahead if self._depth else self._live).split_state(state, slots)
 
     def _collect(self, itr: int) -> AnyBatch:

@@ -57,7 +57,7 @@ class _AgentPickler(cloudpickle.Pickler):
 
 
 def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
-    """A module of this class with parametrisations of these names, whose state is still to be set."""
+    """A module of this class with parametrisations of these names, before its state is set."""
     module: nn.Module = object.__new__(kind)
     nn.Module.__init__(module)
     for name in names:

@@ -1,7 +1,7 @@
 """RunnerSource: runners as a Source, and its Server; batch k is fragment k of each of them, side by side.
 
 The owner sends each runner its requests ahead, `depth` rounds of them, and every request carries the weights to act
-with; so what a runner does depends on the requests alone, and not on when they arrive.
+with; so the work of a runner depends on the requests alone, and not on when they arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
-from penstock.samplers.installed import last_row
+from penstock.samplers.acting_agents import last_row
 from penstock.samplers.runners.columns import after_standing_still, log_of, side_by_side, stand_still
 from penstock.samplers.runners.evaluation import EvaluationRunners
 from penstock.samplers.runners.packing import together
@@ -34,10 +34,10 @@ _SAME_CLOCK_NS = 60 * 10**9
 
 
 class RunnerSource(Source):
-    """Some of the runners, whose fragments fill the columns of a batch.
+    """Some of the runners; their fragments fill the columns of a batch.
 
     Args:
-        numbers: of these runners, which follow each other. whole: they are all there are, whose faults are the pool's.
+        numbers: of these runners, consecutive. whole: they are all runners, so their faults are the pool's.
     """
 
     def __init__(self, runners: Runners, numbers: Sequence[int], config: EnvConfig, whole: bool = True) -> None:
@@ -199,7 +199,7 @@ class RunnerSource(Source):
         return counts
 
     def _lost(self, i: int) -> None:
-        """Forgets what a lost runner owed; the episodes that it may have begun are not begun again."""
+        """Drops the requests to a lost runner; the episodes that it may have begun are not begun again."""
         if i not in self._columns:
             return
         owed = sum(calls.pop(i, None) is not None for calls in self.requests.values())
@@ -240,7 +240,7 @@ class RunnerSource(Source):
 
 
 class RunnerServer:
-    """Fills batches with what runners have collected, in the place of the loop."""
+    """Fills batches with the fragments of runners, instead of by the loop."""
 
     remote = True
     """Recurrent states are on the runners, and asked for by checkpoints."""
@@ -255,7 +255,7 @@ class RunnerServer:
         states: list[Tree],
         noise: Noise | None,
     ) -> None:
-        """Fills a batch; arguments as of `collect`."""
+        """Fills a batch; arguments as in `collect`."""
         if isinstance(pool, RunnerSource):
             assert noise is not None
             pool.fill(batches, noise.batch)

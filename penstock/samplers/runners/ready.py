@@ -1,4 +1,4 @@
-"""ReadyLive: a live sampler whose batch is the fragment of one runner, of those that are ready first."""
+"""AsyncRunners: a live sampler with one runner's fragment as a batch, in the order in which runners are ready."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from penstock.samplers.runners.settings import RunnerSampler
 
 
-class ReadyLive(RunnersLive):
-    """The batch is one runner's fragment, of those that are ready the one whose runner was served longest ago.
+class AsyncRunners(RunnersLive):
+    """A batch is one runner's fragment; among the ready runners, that of the one served longest ago.
 
     Each runner has `max(depth, 1)` requests; one that has delivered is asked again at once, with the newest weights.
     The order is that of arrival, so two runs are equal only where fragments come in an equal order, as in process.
@@ -35,7 +35,7 @@ class ReadyLive(RunnersLive):
         n = settings.runners
         self._served = [0] * n
         self._since = [0.0] * n  # when each runner got its oldest request, or delivered last
-        self._ready: list[int] = []  # runners whose fragment was seen to have come, in the order of serving them
+        self._ready: list[int] = []  # runners with a fragment that has arrived, in the order of serving them
         self._waiting: list[tuple[int, AnyBatch, Episodes]] = []
         self._count = 0
         self._round: dict[str, float] = {}
@@ -94,7 +94,7 @@ class ReadyLive(RunnersLive):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`, with as many runners of as many slots."""
+        """Inverse of `state_dict`, with the same numbers of runners and slots."""
         self._acting()
         if len(state.get("runners", ())) != len(self._lives):
             raise CheckpointError(
@@ -118,7 +118,7 @@ class ReadyLive(RunnersLive):
             used[i] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Those of the group, waits of the runners' samplers averaged over runners."""
+        """Metrics of the group; waits of the runners' samplers are averaged over runners."""
         found = [live.metrics() for live in self._lives]
         out = self.runners.faults.metrics()
         for name in dict.fromkeys(name for one in found for name in one):
@@ -158,7 +158,7 @@ class ReadyLive(RunnersLive):
         return self._ready.pop(0) if self._ready else -1
 
     def _lost(self, i: int) -> None:
-        """Forgets what a lost runner was asked for."""
+        """Drops the requests to a lost runner."""
         self._queues[i].forget()
         self._ready = [j for j in self._ready if j != i]
 

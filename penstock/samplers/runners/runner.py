@@ -30,10 +30,10 @@ PACKAGES = ("torch", "numpy", "gymnasium")
 
 
 class Runner:
-    """The sampler of some slots, with agents whose weights come from outside; the owner accounts for its rows.
+    """The sampler of some slots, with agents that receive their weights; the owner accounts for its rows.
 
     Args:
-        maker: makes the sampler; bytes of `shipped` where it comes from another process.
+        maker: makes the sampler; bytes of `shipped` if it comes from another process.
 
     Raises:
         ConfigError, EnvWorkerError: the environment cannot be made, or does not fit the settings.
@@ -82,11 +82,11 @@ class Runner:
         self.version = version
 
     def fill(self, itr: int, version: int, weights: Any) -> dict[str, Any]:
-        """Collects fragment `itr` with the weights of a version, which are taken over unless they are here already.
+        """Collects fragment `itr` with the weights of a version, which it loads unless it has them already.
 
         Returns:
-            rows: the leaves of the batch. warmup: of the first fragment, the random steps before it. metrics, sample_s:
-            of the sampler, and seconds of work. warnings: of the environment's, as `_new` chooses them. span:
+            rows: the leaves of the batch. warmup: for the first fragment, the random steps before it. metrics,
+            sample_s: of the sampler, and seconds of work. warnings: of the environment's, as `_new` chooses them. span:
             begin and end in ns of this machine's clock, or None if this process notes what it does in a trace.
         """
         begun = time.perf_counter_ns()
@@ -129,7 +129,7 @@ class Runner:
     def open_evaluation(
         self, B: int, first_slot: int, seed: int, episodes: list[int], max_steps: int | None = None
     ) -> None:
-        """Begins an evaluation with B of its slots: each plays so many episodes.
+        """Begins an evaluation with B of its slots: each plays this many episodes.
 
         Args:
             max_steps: after which an episode of many agents is cut; those of one agent the owner cuts.

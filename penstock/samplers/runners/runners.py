@@ -28,12 +28,12 @@ class Runners:
     """One actor for each maker, started when this is made.
 
     Args:
-        makers: of the runners, whose slots follow each other.
-        kind: class of the actors, made with a maker, or with what `shipped` made of it where that has to travel; it has
-            the method `describe` of a Runner.
+        makers: of the runners, which have consecutive slots.
+        kind: class of the actors, made with a maker, or with its bytes from `shipped` where it is sent; it has the
+            method `describe` of a Runner.
         deadline_s: within which a runner must answer. start_timeout_s: the same while it starts.
-        fault_policy: as of workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
-        min_runners: below so many the owner waits for a replacement.
+        fault_policy: as in workers; see `CpuSampler`. restarts: replacements of one runner within ten minutes.
+        min_runners: with fewer the owner waits for a replacement.
 
     Raises:
         ConfigError: the environment or the versions on a node do not fit. EnvWorkerError: the environment's own code
@@ -63,7 +63,7 @@ class Runners:
         self.losses: list[Callable[[int], None]] = []
         """Called with the number of a runner that was lost."""
         self.arrivals: list[Callable[[int], None]] = []
-        """Called with the number of one that has come up in its place."""
+        """Called with the number of each runner that was replaced."""
         self.greetings: dict[str, Callable[[], tuple[Any, ...]]] = {}
         """Methods that a replacement is called with before all others, and what returns their arguments."""
         self._where = [""] * n
@@ -71,7 +71,7 @@ class Runners:
         self._later: dict[int, float] = {}  # runners that wait out their delay, and until when
         self._closed = False
         self.handles: list[Any] = []
-        """What each runner is called by; on Ray they are actors."""
+        """Handle by which each runner is called; on Ray an actor."""
         try:
             for i in range(n):
                 self.handles.append(self._start(i))
@@ -122,11 +122,12 @@ class Runners:
         then: Callable[[int, Any], None] | None = None,
         harmless: bool = False,
     ) -> dict[int, Any]:
-        """The results of calls by runner; runners that fail or are late are lost, and missing from them.
+        """The results of calls by runner; failed or late runners are replaced, and absent from the result.
 
         Args:
-            then: called with each result as it comes, in the place of keeping it; its RunnerError is the runner's.
-            harmless: an exception of a call is raised here, and its runner goes on.
+            then: callback for each result, which is then not kept; a RunnerError it raises counts as the runner's
+                failure.
+            harmless: an exception of a call is raised here, and its runner stays.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s
         until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
@@ -223,7 +224,7 @@ class Runners:
             warnings.warn(f"runner {i}{self._where[i]}: {text}", stacklevel=3)
 
     def close(self) -> None:
-        """Ends the runners and what the backend started. A second call does nothing."""
+        """Ends the runners and all that the backend started. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self.backend.close()
@@ -234,7 +235,7 @@ class Runners:
             raise ConfigError("this group of runners was closed; make another EnvRunnerGroup")
 
     def _stuck(self, i: int) -> str:
-        """What a runner that does not answer is at: the environment at work, and its stacks."""
+        """Describes what occupies a runner that does not answer: the environment at work, and its stacks."""
         words, stacks = self.backend.look(self.handles[i])
         maker = self._makers[i]
         at = described(words, maker.env.name, maker.seed) if words else ""
@@ -255,7 +256,7 @@ class Runners:
         return self.backend.start(self._kind, (maker,), f"runner {i}")
 
     def _first_calls(self, i: int) -> list[Any]:
-        """Sends what a replacement must answer before it takes part: `describe` is the last of these calls."""
+        """Sends the calls that a replacement must answer before it takes part; `describe` is the last."""
         return [*(self.call(i, method, *args()) for method, args in self.greetings.items()), self.call(i, "describe")]
 
     def _describe(self) -> None:
@@ -275,10 +276,10 @@ class Runners:
                 known |= self.collect({i: self.call(i, "describe")}, self.start_timeout_s)
         made = known[min(known)]
         self.spec = EnvSpec.from_plain(made["spec"])
-        """Of an environment of one agent; of many agents that of the first policy."""
+        """EnvSpec of the only policy, or of the first of many."""
         self.info_keys = tuple(made["info_keys"])
         self.evaluation_slots: int = made["evaluation_slots"]
-        """1, or the slots that a runner of native batched environments evaluates with, whatever is asked for."""
+        """1, or the fixed number of slots with which a runner of native batched environments evaluates."""
 
     def _check(self, i: int, made: dict[str, Any]) -> None:
         """Raises ConfigError if a runner has other versions than this process."""

@@ -14,8 +14,8 @@ from penstock.core.machine import counted
 from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.samplers.runners.live import RoundsLive
-from penstock.samplers.runners.ready import ReadyLive
+from penstock.samplers.runners.live import SyncRunners
+from penstock.samplers.runners.ready import AsyncRunners
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.checking import check_apart
@@ -25,39 +25,39 @@ from penstock.workers.shares import even_split
 
 @dataclass(frozen=True)
 class RunnerSampler(SamplerSettings):
-    """Settings of a sampler whose slots are played by `runners` actors, each with `inner` for its own."""
+    """Settings of a sampler with its slots in `runners` actors, each with `inner` for its own."""
 
     kept = ("depth",)
 
     runners: Count = 2
-    """How many, usually one for each machine or for each few cores."""
+    """Number of runners, usually one for each machine or for each few cores."""
     inner: Any = SerialSampler()
     """Settings of the sampler in each runner: T, and the B of one runner."""
     backend: BackendName = "ray"
     """Where runners live: `ray`; `processes` of this machine, without Ray; `in-process`, to step through them."""
     mode: Literal["rounds", "ready"] = "rounds"
-    """`rounds`: a batch is a fragment of every runner, the same in every run. `ready`: it is the fragment that came
-    first, for IMPALA and APPO, whose targets need one at a time."""
+    """`rounds`: a batch has one fragment of every runner and is reproducible. `ready`: a batch is the first fragment
+    that arrives; for IMPALA and APPO, which compute targets within a fragment."""
     depth: Whole = 0
-    """How many rounds the runners may be ahead, as of an AsyncSampler; in ready mode requests a runner has, at least
-    one."""
+    """Rounds that the runners may be ahead of the learner, as `depth` of an AsyncSampler; in ready mode: requests that
+    a runner has in flight, at least one."""
     deadline_s: Positive = 60.0
     """Seconds without an answer after which a runner counts as hung, and is killed and replaced."""
     start_timeout_s: Positive = 300.0
-    """The same while it starts, makes its environments, or goes on from a checkpoint."""
+    """The same limit while a runner starts, makes its environments, or resumes from a checkpoint."""
     fault_policy: FaultPolicy = "auto"
-    """After a runner is lost: `auto` raises what an environment raised and replaces what died; `raise`, `restart`;
-    `drop` goes on without it."""
+    """If a runner fails: `auto` raises an environment's exception and replaces a runner that died; `raise` always
+    raises, `restart` always replaces it, `drop` continues without it."""
     restarts: Whole = 5
     """Replacements of one runner within ten minutes, after which the run ends."""
     min_runners: Count = 1
-    """With fewer the run waits for replacements."""
+    """With fewer runners than this, the run waits for replacements."""
     address: str = "local"
-    """Of a Ray cluster: `local` starts one for this run, `auto` joins this machine's, else host:port."""
+    """Ray cluster: `local` starts one for this run, `auto` joins the one of this machine, host:port another one."""
     num_cpus: NotNegative = 1.0
-    """CPUs that Ray counts for each runner; with workers of its own a runner needs more."""
+    """CPUs that Ray reserves for each runner; a runner that has workers needs more."""
     object_store_mb: Whole = 0
-    """Shared memory of a local cluster in MB; 0: as the batches need it."""
+    """Object store of a local cluster in MB; 0: sized for the batches."""
 
     def __post_init__(self) -> None:
         check_settings(self, "sampler.")
@@ -86,7 +86,7 @@ class RunnerSampler(SamplerSettings):
 
     @property
     def cores(self) -> int:
-        """Those of all runners, and one that trains meanwhile."""
+        """Cores for all runners, and one for the learner that trains meanwhile."""
         return 1 + self.runners * self.inner.cores
 
     def sized(self, spec: BatchSpec) -> RunnerSampler:
@@ -122,7 +122,7 @@ class RunnerSampler(SamplerSettings):
         seed: int = 0,
         *,
         share: Share = WHOLE,
-    ) -> RoundsLive | ReadyLive:
+    ) -> SyncRunners | AsyncRunners:
         """The live sampler, its runners started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
@@ -132,7 +132,7 @@ class RunnerSampler(SamplerSettings):
             ConfigError: the environment cannot be made or sent, does not fit these settings, or the cluster cannot be
                 reached or has too little. EnvWorkerError: the environment's own code raised while it was made.
         """
-        kind = ReadyLive if self.mode == "ready" else RoundsLive
+        kind = AsyncRunners if self.mode == "ready" else SyncRunners
         return kind(self, as_env_config(env), seed, share)
 
     def made_backend(self, config: EnvConfig, seed: int) -> Backend:
@@ -160,5 +160,5 @@ class RunnerSampler(SamplerSettings):
         return 128 + (rounds * self.runners * self.inner.spec.size * (row + 64) >> 20)
 
     def _specs(self, config: EnvConfig, seed: int) -> Iterable[EnvSpec]:
-        """Those of an environment that no `Plan` has looked at yet."""
+        """Specs of an environment that no `Plan` has checked yet."""
         return config.seating.specs if config.seating else [check_apart(config, seed, self.inner).spec]

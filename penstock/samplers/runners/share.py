@@ -63,7 +63,7 @@ class SamplerShare:
         return self.settings.spec
 
     def make(self) -> LiveSampler:
-        """Returns the live sampler, whose environments' activity is noted where another process reads it."""
+        """Returns the live sampler; it notes the activity of its environments where another process reads it."""
         words = note.watched()
         more: dict[str, Any] = {}
         if words is not None and isinstance(self.settings, SerialSampler):

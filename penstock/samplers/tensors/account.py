@@ -1,4 +1,4 @@
-"""The account of slots whose batches are tensors: summed on their device, so that only finished episodes leave it."""
+"""The account of slots with tensor batches: summed on their device, so that only finished episodes leave it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TensorStats:
         return {"return": return_, "length": self.length.cpu().numpy(), "discounted": discounted, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Inverse of `state_dict`."""
         sums = np.stack([state["return"], state["discounted"]])
         self._sums = torch.from_numpy(sums).to(self._sums)
         self.length = torch.from_numpy(np.array(state["length"])).to(self.length)
@@ -89,7 +89,7 @@ class TensorStats:
 
 
 class TensorAccount:
-    """The account of B slots whose batches are tensors; it keeps no journal, since nothing can be replayed."""
+    """The account of B slots with tensor batches; it keeps no journal, since nothing can be replayed."""
 
     def __init__(self, B: int, discount: float, device: torch.device) -> None:
         self._B, self._stats = B, TensorStats(B, discount, device)
@@ -99,7 +99,7 @@ class TensorAccount:
         self._batches = batches
 
     def begin(self, pool: Source, buffer: int) -> None:
-        """Nothing: every episode opens in a batch."""
+        """Does nothing: every episode opens in a batch."""
 
     def record(self, pool: Source, buffer: int) -> Episodes:
         return self._stats.update(self._batches[buffer])

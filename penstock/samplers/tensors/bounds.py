@@ -16,12 +16,12 @@ from penstock.envs.make import EnvConfig
 
 
 class TensorBounds:
-    """As `OutOfBounds`, of batches of tensors; `look` waits for the device once, for the counts."""
+    """Like `OutOfBounds`, for batches of tensors; `look` waits for the device once, for the counts."""
 
     def __init__(self, config: EnvConfig, spec: EnvSpec, first_slot: int, device: torch.device) -> None:
         self._told = OutOfBounds(config, spec, first_slot)
         self.count = 0
-        """Env steps since the run began whose observation lies outside its space."""
+        """Env steps since the run began with an observation outside its space."""
 
         def on_device(bound: Any) -> Tensor | None:
             return None if bound is None else torch.as_tensor(bound, device=device)
@@ -31,7 +31,7 @@ class TensorBounds:
         self._limits = [(i, low, high) for i, (low, high) in enumerate(limits) if low is not None or high is not None]
 
     def look(self, batch: SampleBatch, training: bool = True) -> None:
-        """Counts the steps of a batch, if it is for training; warns once whatever it is for."""
+        """Counts the steps of a batch, if it is for training; warns once, also for other batches."""
         if not self._limits:
             return
         obs, outside = tree_leaves(batch.obs), torch.zeros_like(batch.first)

@@ -1,4 +1,4 @@
-"""TensorViews: what the loop reads and writes of a batch of tensors, on whatever device it lies."""
+"""TensorViews: the parts of a tensor batch, on any device, that the loop reads and writes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Launcher:
 
     Args:
         slots: where; machines stand for slots of this machine, made and ended with the work.
-        trust: runs in its directory that are resumed may be a stranger's, whose code is imported and called.
+        trust: allow importing and calling code that resumed runs in its directory name.
     """
 
     def __init__(self, study: Study, slots: Slots | Sequence[Machine], display: Display, trust: bool = False) -> None:

@@ -16,7 +16,7 @@ from penstock.processes.tether import Tether
 
 _MODULE = "penstock.studies.slots.slot_process"
 _RAYS = ("RAY_", "CUDA_VISIBLE_DEVICES")
-"""Openings of the names of variables that Ray sets for its actors, and that are not for what they start."""
+"""Prefixes of environment variables that Ray sets for its actors, but not for their child processes."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -76,7 +76,7 @@ class SlotActor:
         if self._runs and self._runs[0].exited:
             run = self._runs[0]
             said = run.crash()
-            self._code = run.kill()  # it has ended: this is for what it may have left behind
+            self._code = run.kill()  # it has ended: this ends processes that it may have left behind
             _end(self._runs)
             if said:
                 with open(self._log, "a") as out:

@@ -1,6 +1,6 @@
 """Slots: where runs execute, one at a time in each; every slot is an actor, on this machine or on a Ray cluster.
 
-What a run writes it writes itself, so nodes and launcher need one file system, on which the directory of the runs lies.
+Runs write their own files, so launcher and nodes must share the file system that holds the directory of the runs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PASSED_ON = (*ONE_THREAD, "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 
 
 def make_slots(backend: str, count: int, address: str = "local", cpus: float = 1.0) -> Slots:
-    """So many slots, `processes` of this machine or on a cluster of `ray`; those of a node share it out.
+    """Makes `count` slots, `processes` of this machine or on a cluster of `ray`; slots of a node share it equally.
 
     Args:
         address: of the cluster, see `start_ray`. cpus: that Ray counts for each slot when it places them.
 
     Raises:
-        ConfigError: there is no such backend, the cluster cannot be reached, or there is no room for so many.
+        ConfigError: unknown backend, the cluster cannot be reached, or there is no room for this many slots.
     """
     machines = check_backend(backend, address, cpus, count)
     if backend == "processes":
@@ -54,10 +54,10 @@ def local_slots(machines: Sequence[Machine], setting: str = "--slots") -> Slots:
     """Slots of this machine, each with a part of it.
 
     Args:
-        setting: that says how many, for messages.
+        setting: that sets their number, for messages.
 
     Raises:
-        ConfigError: this system has no room for so many.
+        ConfigError: this system has no room for this many.
     """
     require_linux("train one run at a time, with penstock train")
     backend = make_backend("processes", len(machines), words=(setting, ""))
@@ -65,9 +65,9 @@ def local_slots(machines: Sequence[Machine], setting: str = "--slots") -> Slots:
 
 
 def check_backend(backend: str, address: str, cpus: float, count: int | None = None) -> list[Machine]:
-    """Returns the part of this machine that each of so many slots would have, [] on a cluster.
+    """Returns the part of this machine that each of this many slots would have, [] on a cluster.
 
-    Raises ConfigError for what `make_slots` takes not, before anything is made.
+    Raises ConfigError for invalid arguments of `make_slots`, before any slot is made.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"--backend {backend}: there is none; {nearest(backend, BACKENDS)}")
@@ -88,7 +88,7 @@ class _Place(NamedTuple):
 
 
 class Slots:
-    """Slots by number, whose actors and runs the kernel kills with the launcher, however it dies.
+    """Slots by number; the kernel kills their actors and runs with the launcher, however it dies.
 
     Args:
         machines: the part of this machine that each has; None: those of a node share its CPUs and GPUs out.
@@ -115,7 +115,7 @@ class Slots:
     def settle(run_dir: Path) -> None:
         """Waits until no run that an earlier launcher left holds the directory: it ends shortly after its launcher.
 
-        A run whose directory is still held after that says so itself.
+        A run that finds its directory still locked after that reports it itself.
         """
         until = time.monotonic() + _SETTLE_S
         while (run_dir / ".lock").exists() and time.monotonic() < until:
@@ -136,7 +136,7 @@ class Slots:
         return Execution(self, k, self.call(k, "start", *args))
 
     def call(self, k: int, method: str, *args: Any) -> Any:
-        """Calls a method of the actor of slot k; returns what stands for its result."""
+        """Calls a method of the actor of slot k; returns a reference to its result."""
         return self._backend.call(self._actors[k], method, *args)
 
     def wait(self, call: Any, timeout_s: float) -> bool:
@@ -148,12 +148,12 @@ class Slots:
         return self._backend.result(call, _ANSWER_S)
 
     def replace(self, k: int, why: str) -> None:
-        """Starts a slot anew whose actor is gone."""
+        """Restarts a slot that has lost its actor."""
         print(f"penstock: slot {k + 1} is lost and started anew: {why.splitlines()[0]}", file=sys.stderr)
         self._backend.kill(self._actors[k])
         self._actors[k] = self._new(k)
         if self._told_where and (place := self._answered(self.call(k, "node"))).node != self._places[k].node:
-            self._places[k] = place  # it shares the CPUs of whatever runs there already
+            self._places[k] = place  # it shares the CPUs with other processes of the node
 
     def close(self) -> None:
         """Ends the actors and all that runs in them, and leaves the cluster."""

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError
+from penstock.envs.agent_observations import read_agents
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import seat_agents
-from penstock.envs.shown import read_agents
 from penstock.envs.toy import EchoAgents, EchoTurns
 from tests.envs.pools.plain_loop import Driver, seated
 

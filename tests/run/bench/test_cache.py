@@ -11,8 +11,8 @@ import penstock as ps
 from penstock.run.bench import cache as bench_cache
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.bench.search import (
+    BenchmarkResult,
     Row,
-    Verdict,
     base_sampler,
     with_settings,
 )
@@ -40,11 +40,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Benchmarks that were made; each finds gpu with 2 workers at once."""
     found: list[Any] = []
 
-    def stand_in(plan: Plan, same_device: bool = False) -> Verdict:
+    def stand_in(plan: Plan, same_device: bool = False) -> BenchmarkResult:
         found.append(plan)
         assert same_device
         best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
-        return Verdict((best, Row(base_sampler(plan.exp), 4.0)), best, 8, "", 0.0)
+        return BenchmarkResult((best, Row(base_sampler(plan.exp), 4.0)), best, 8, "", 0.0)
 
     monkeypatch.setattr(bench_cache, "bench", stand_in)
     return found

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.run.bench.report import print_verdict, trace_sampler
-from penstock.run.bench.search import Row, Verdict
+from penstock.run.bench.search import BenchmarkResult, Row
 from penstock.run.plan import Plan
 from tests.run.bench.short import BASE, ENV, experiment
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_set")
 
 ROWS = (Row(BASE, 2000.0), Row(ps.CpuSampler(T=8, B=4, workers=2), 1000.0),
         Row(ps.GpuSampler(T=8, B=4, workers=1), note="no room"))  # fmt: skip
-VERDICT = Verdict(ROWS, ROWS[0], 2, "4 cores", 3.0)
+VERDICT = BenchmarkResult(ROWS, ROWS[0], 2, "4 cores", 3.0)
 
 
 def test_the_table_says_what_was_measured_and_names_every_sampler(capsys: pytest.CaptureFixture[str]) -> None:

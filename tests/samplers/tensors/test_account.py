@@ -12,7 +12,7 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_map
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import Counter
-from penstock.samplers.accounts.playing import Play
+from penstock.samplers.accounts.evaluation_episodes import EvaluationEpisodes
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.tensors.account import TensorStats
@@ -77,7 +77,10 @@ def test_sums_equal_those_of_arrays_over_batches_and_through_a_checkpoint(T: int
 def test_evaluations_are_cut_as_those_of_arrays(T: int, limit: int) -> None:
     B = 5
     counts = [4, 3, 3, 0, 3]
-    plain, other = Play(counts, EpisodeStats(B, 0.9), limit), Play(counts, TensorStats(B, 0.9, CPU), limit)
+    plain, other = (
+        EvaluationEpisodes(counts, EpisodeStats(B, 0.9), limit),
+        EvaluationEpisodes(counts, TensorStats(B, 0.9, CPU), limit),
+    )
     for batch in streams(T, B, 400 // T, seed=1):
         tensors = as_tensors(batch.copy())
         plain.add([batch])

@@ -1,1 +1,1 @@
-"""Parts of the pools of many agents: who is there, where they sit, what they did, and how that is restored."""
+"""Parts of the pools of many agents: present agents, their seats, their records, and restoring these."""

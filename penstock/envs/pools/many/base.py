@@ -1,4 +1,4 @@
-"""What pools of environments of many agents have in common, whether their agents act at once or in turn."""
+"""Base of the pools of environments of many agents, which act at once or in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.envs.pools.values import action_reader
 
 
 class AgentsPool(EnvPool):
-    """An `EnvPool` of one group for each policy over environments of its own, whose episodes it keeps the account of.
+    """An `EnvPool` with one group for each policy, which owns its environments and accounts for their episodes.
 
     Args:
         config: with its seating. slots: numbers of the environments among those of all samplers of the run.

@@ -1,6 +1,6 @@
 """The contract of environments of many agents: each function returns the first violation as (agent, text), or None.
 
-Values are looked at by `contract.py`, agent by agent, as of any environment.
+`envs/contract.py` checks values, agent by agent, as for any environment.
 """
 
 from __future__ import annotations

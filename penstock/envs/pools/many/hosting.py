@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.spec import MASK_KEY
+from penstock.envs.agent_observations import AgentObservations, check_shown
 from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, last, refuse_obs
@@ -17,7 +18,6 @@ from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.slot_envs import SlotEnvs
 from penstock.envs.seats import Seating, Seats
-from penstock.envs.shown import Showing, check_shown
 
 
 class AgentEnvs(SlotEnvs):
@@ -50,7 +50,7 @@ class AgentEnvs(SlotEnvs):
             )
         self.specs, dealt = seating.specs, dict(zip(seating.agents, seating.deal(0, 0)))
         specs = {agent: seating.specs[p] for agent, p in dealt.items()}
-        self.showing = Showing(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
+        self.showing = AgentObservations(self.envs[0], specs, config.state, config.mask_key or MASK_KEY)
         self._check_fit(dealt)
 
     def opened(self, e: int, seed: int) -> None:
@@ -92,7 +92,7 @@ class AgentEnvs(SlotEnvs):
             )
 
     def check_obs(self, e: int, phase: str, agent: str | None, policy: int, obs: Any, action: Any = None) -> None:
-        """Raises if what an agent is shown breaks the spec of its policy."""
+        """Raises if an agent's observation breaks the spec of its policy."""
         refuse_obs(self.where(e, phase, agent), obs, self.seating.specs[policy].obs, action, self.refused)
 
     def action_dtypes(self) -> list[list[np.dtype[Any]]]:
@@ -111,7 +111,7 @@ class AgentEnvs(SlotEnvs):
             fail(self.where(e, phase), error, None)
 
     def show(self, e: int, phase: str, agent: str, obs: Any, info: Any, state: Any, over: bool = False) -> Any:
-        """What the agent is shown; `over`: its episode has ended."""
+        """The agent's observation, mask and state as one tree; `over`: its episode has ended."""
         try:
             return self.showing.show(agent, obs, info, state, over)
         except EnvContractError as error:
@@ -184,14 +184,14 @@ class Account:
         self.forget(e)
 
     def snapshot(self, e: int) -> dict[str, Any]:
-        """What agents of an open episode that ended have earned, and what was reported, as plain data."""
+        """Returns and reported info of the agents that have ended in an open episode, as plain data."""
         return {
             "ended": [[k, *found] for k, found in self.ended[e].items()],
             "reported": [[k, dict(found)] for k, found in self.reported[e].items()],
         }
 
     def restore(self, e: int, found: Mapping[str, Any]) -> None:
-        """The inverse."""
+        """Inverse of `snapshot`."""
         self.ended[e] = {k: (policy, *sums) for k, policy, *sums in found["ended"]}
         self.reported[e] = {k: dict(values) for k, values in found["reported"]}
 

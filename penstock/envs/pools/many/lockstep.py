@@ -1,4 +1,4 @@
-"""A row of environments whose agents act at once: the views that it is written through, and what it holds before."""
+"""A row of environments with agents that act at once: the views that write it, and its values before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RowViews(NamedTuple):
     """Views that a step of one row reads and writes in one policy's batch."""
 
     obs: Tree
-    """Of the row that comes next."""
+    """Observations of the next row."""
     action: Tree
     reward: Any
     terminated: Any
@@ -28,11 +28,11 @@ class RowViews(NamedTuple):
     before: Tree
     """Observations of this row."""
     first: Any
-    """Of the row that comes next."""
+    """`first` of the next row."""
 
 
 class Row:
-    """What a row holds, seat by seat, before it is written."""
+    """Default values of a row, seat by seat, before it is written."""
 
     def __init__(self, policies: int) -> None:
         self.obs: list[list[Any]] = [[] for _ in range(policies)]

@@ -63,9 +63,9 @@ class ParallelEnvs:
         return self._come(e, "reset", now, now, self.shown(e, "reset", now, obs, infos))
 
     def answer(self, e: int, result: Any, chosen: dict[str, Tree]) -> list[AgentStep]:
-        """What a step did to each agent, checked; agents that end give up their seats, others may come.
+        """The checked outcome of a step for each agent; agents that end give up their seats, others may come.
 
-        The environment's episode is over if nobody is there any more: `host.over` then says so.
+        The environment's episode is over once no agent is left; `host.over` is then True.
         """
         host, names = self.host, self.alive[e]
         if found := parallel_step_violation(result, names):
@@ -95,7 +95,7 @@ class ParallelEnvs:
         return steps
 
     def shown(self, e: int, phase: str, names: Sequence[str], obs: Any, infos: Any, ended: Collection[str] = ()) -> Any:
-        """What these agents are shown, by agent; of some the episode has `ended`."""
+        """Observations of these agents, by agent; `ended`: those whose episode has ended."""
         host = self.host
         if not host.showing.anything:
             return obs
@@ -148,7 +148,7 @@ class ParallelEnvs:
         }
 
     def restore(self, e: int, found: dict[str, Any]) -> None:
-        """The inverse, after a reset."""
+        """Inverse of `snapshot`, called after a reset."""
         self.clear(e)
         self.gone[e] = {*found["gone"]}
         self._leaving[e] = [agent for agent, _, _ in found["leaving"]]

@@ -18,10 +18,10 @@ from penstock.envs.pools.values import write_tree
 
 
 def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, Any]]]) -> NoReturn:
-    """Raises for the agent whose flags are no bools, or say that it has ended where it is there still.
+    """Raises for an agent with flags that are no bools, or that has ended but is still present.
 
     Args:
-        ends: by environment terminations and truncations, of those whose agents must all go on.
+        ends: terminations and truncations by environment, for environments where no agent may end.
     """
     for e, both in ends.items():
         for name, flags in zip(("terminated", "truncated"), both):

@@ -17,7 +17,7 @@ from penstock.envs.pools.values import write_tree
 
 
 class ParallelJournal:
-    """The actions of recent batches, back to the opening of the oldest open episode, and digests of what they led to.
+    """The actions of recent batches, back to the opening of the oldest open episode, and digests of the answers.
 
     An environment whose episode has more than `limit` steps cannot be replayed, and its actions are forgotten.
     """

@@ -12,8 +12,8 @@ from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree
 
 Write: TypeAlias = Callable[[Tree, Any, Sequence[Any]], bool]
-"""(target, place in it, observations) -> False if the form of one is wrong. What it refuses may still be sound, but of
-an unusual type."""
+"""(target, place in it, observations) -> False if the form of one is wrong. A refused observation may still be sound,
+but of an unusual type."""
 
 _shape = attrgetter("shape")
 _INTEGERS = frozenset([int, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.uint32])

@@ -1,4 +1,4 @@
-"""Columns of turns: row by row the turns of whoever sits on a seat, and what moves from one batch to the next."""
+"""Per-seat records of turns, and the open turns carried to the next batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Player:
         """Where it sits, from its first turn on."""
         self.return_ = self.discounted = 0.0
         self.weight = 1.0
-        """Of the next reward in `discounted`."""
+        """Weight of the next reward in `discounted`."""
         self.turns = 0
 
 
@@ -45,13 +45,13 @@ def idle_rest(
 ) -> list[tuple[Column, list[Any]]]:
     """Takes the open turns out of a batch that is whole, and makes the rest of each column idle.
 
-    Row T of a column whose turn was open is as its row: row 0 of the next batch.
+    Row T of a column with an open turn equals the row of that turn: it is row 0 of the next batch.
 
     Args:
-        written: leaves [T, B, ...] of what the agent writes. nulls: leaves of the null action.
+        written: leaves [T, B, ...] that the agent writes. nulls: leaves of the null action.
 
     Returns:
-        columns whose turn is open, and what the agent wrote for it.
+        columns with an open turn, and the leaves that the agent wrote for it.
     """
     T = out.spec.T
     held: list[tuple[Column, list[Any]]] = []

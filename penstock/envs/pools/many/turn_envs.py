@@ -1,4 +1,4 @@
-"""TurnEnvs: who is there in each of E environments whose agents take turns, and what they have done so far."""
+"""TurnEnvs: the present agents of each of E turn-based environments, and their records so far."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class TurnEnvs:
         self.host, self.account, self._limit = host, account, limit
         E = len(host.envs)
         self.players: list[dict[str, Player]] = [{} for _ in range(E)]
-        """Of each environment those that are in `env.agents`."""
+        """For each environment the agents in `env.agents`."""
         self.agents: list[list[str]] = [[] for _ in range(E)]
         """`env.agents` as it was last seen."""
         self.gone: list[set[str]] = [set() for _ in range(E)]
         """Agents that have ended in this episode."""
         self.sources = list(host.envs)
-        """Of each environment the object that holds whose turn it is."""
+        """For each environment the innermost AEC object, which holds `agent_selection`."""
         self.moves = [0] * E
         self.journals = [TurnJournal(limit) for _ in range(E)]
 
@@ -127,7 +127,7 @@ class TurnEnvs:
         return float(result[1])
 
     def earned(self, e: int, agent: str) -> float:
-        """What an agent has earned since it acted, whoever's turn it is. Raises if the environment does not keep it."""
+        """The reward of an agent since it acted, also between its turns. Raises if the environment does not keep it."""
         earned = getattr(self.host.envs[e], "_cumulative_rewards", None)
         if earned is None:
             self.host.refuse(
@@ -141,7 +141,7 @@ class TurnEnvs:
         return float(earned[agent])
 
     def look_at_lost(self, e: int, acted: str) -> None:
-        """Counts what a move paid to agents that had ended before it, or are not there: it reaches nobody."""
+        """Counts rewards of a move to agents that had ended before it or are absent; they reach no batch."""
         env, gone = self.host.envs[e], self.gone[e]
         rewards = getattr(env, "rewards", None)
         for agent, reward in rewards.items() if isinstance(rewards, Mapping) else ():

@@ -1,4 +1,4 @@
-"""The moves of an open episode whose agents take turns, in their order, and its replay in a resumed run."""
+"""The moves of an open turn-based episode, in order, and its replay in a resumed run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TurnJournal:
             self._moves.append((k, action))
 
     def look(self, obs: Any, reward: Any) -> None:
-        """A turn: what the agent sees, and what it has earned."""
+        """A turn: the agent's observation, and its reward since its last turn."""
         if self._limit:
             self.digest = zlib.crc32(_FLOAT64.pack(reward), _crc(obs, self.digest))
 

@@ -1,4 +1,4 @@
-"""Where an AEC environment keeps whose turn it is: past wrappers that pass attributes on, each for a microsecond."""
+"""Finds the object that holds `agent_selection`, below wrappers that forward attributes at a microsecond each."""
 
 from __future__ import annotations
 

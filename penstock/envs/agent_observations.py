@@ -1,4 +1,4 @@
-"""What agents are shown: an observation with its mask and a state for centralized critics, as one tree."""
+"""Observations of many agents: each with its mask and a state for centralized critics, as one tree."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OBS_KEY = "obs"
 
 
 def read_agents(config: EnvConfig) -> AgentSpecs:
-    """What an environment of many agents says of itself; one instance is made, reset and closed to ask it.
+    """Describes an environment of many agents; makes, resets and closes one instance.
 
     Raises:
-        ConfigError: it is one of a single agent, or see `agent_specs`. EnvWorkerError: its own code raised; the message
-            names the method.
+        ConfigError: it has a single agent, or see `agent_specs`. EnvWorkerError: its own code raised; the message names
+            the method.
     """
     env: Any = config.make()
     try:
@@ -139,8 +139,8 @@ def check_shown(env: AgentsEnv, seating: Seating, name: str) -> tuple[str, ...]:
     return agents
 
 
-class Showing:
-    """Makes what the agents of one environment are shown.
+class AgentObservations:
+    """Makes the observations of the agents of one environment.
 
     Args:
         env: one instance, for its spaces. shown: of each agent's policy.
@@ -182,7 +182,7 @@ class Showing:
         return out
 
     def show(self, agent: str, obs: Any, info: Any, state: Any, over: bool = False) -> Any:
-        """What the agent is shown. One whose episode is `over` needs no mask: it is shown every choice."""
+        """The agent's observation, mask and state. Once its episode is `over`, the mask allows all choices."""
         from_info = self._from_info[agent]
         if not from_info and not self.state:
             return obs
@@ -222,7 +222,7 @@ def _asked(name: str, what: str, call: Callable[[], T]) -> T:
 
 
 def _leaf_parts(obs: Tree, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], LeafSpec]]:
-    """Path and leaf of what a joint observation holds: everything but masks."""
+    """Paths and leaves of a joint observation: everything but masks."""
     if is_leaf(obs):
         return [(path, obs)]
     pairs = obs.items() if isinstance(obs, dict) else enumerate(obs)

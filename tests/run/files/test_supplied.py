@@ -14,8 +14,8 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import TeamBits
-from penstock.run.files.again import Again
 from penstock.run.files.stored import CONFIG
+from penstock.run.files.supplied import Supplied
 
 NET = ps.Net(hidden=(4,))
 PPO = ps.PPO(minibatch=16, epochs=1, net=NET)
@@ -52,7 +52,7 @@ def experiment(run: Path, algo: Any = PPO, env: Any = BITS, **more: Any) -> Any:
     return ps.Experiment(env, algo, ps.SerialSampler(T=4, B=2), config, **more)
 
 
-HERE = "tests.run.files.test_again"
+HERE = "tests.run.files.test_supplied"
 CHANGED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"algo": two()}, {"policy_mapping_fn": {"agent_0": "b", "agent_1": "a"}}, "policy_mapping_fn={'agent_0': 'b'"),
     ({"algo": two(shifted)}, {"policy_mapping_fn": MAPPING}, f"and '{HERE}:shifted' was stored"),
@@ -98,22 +98,22 @@ def stored(settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("settings", "again", "said"), CHANGED)
 def test_what_was_stored_and_is_given_otherwise_is_refused(settings: Any, again: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("{}", r"\{\}").replace("[]", r"\[\]")) as caught:
-        Again(**again).require_same(stored(settings))
+        Supplied(**again).require_same(stored(settings))
     assert "leave" in str(caught.value) and "init=RUN" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("settings", "again"), SAME)
 def test_what_was_stored_or_could_not_be_may_be_given_again(settings: Any, again: Any) -> None:
-    Again(**again).require_same(stored(settings))
+    Supplied(**again).require_same(stored(settings))
 
 
 def test_runs_of_before_had_fewer_settings() -> None:
     plain = stored({"env": ps.EnvConfig(short)})
     del plain["env"]["options"]
-    Again(env=ps.EnvConfig(short)).require_same(plain)
+    Supplied(env=ps.EnvConfig(short)).require_same(plain)
     plain = stored({"env": short})
     del plain["env_options"]
-    Again(env=ps.EnvConfig(short)).require_same(plain)
+    Supplied(env=ps.EnvConfig(short)).require_same(plain)
 
 
 @pytest.mark.parametrize(("settings", "again", "said"), [CHANGED[0], CHANGED[3], CHANGED[4], CHANGED[12]])

@@ -13,15 +13,15 @@ from penstock.agents.acting import examples
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.envs.seats import Seating
-from penstock.samplers.installed import Installed
+from penstock.samplers.acting_agents import ActingAgents
 from penstock.testing.samplers import EchoAgent
 
 SPEC = EnvSpec(LeafSpec("box", (3,), "float32", -1.0, 1.0), LeafSpec("discrete", (), "int64", sizes=(4,)))
 OTHER = EnvSpec(LeafSpec("box", (2,), "float32", -1.0, 1.0), SPEC.action)
 
 
-def installed(first_slot: int = 0, total_slots: int | None = None) -> Installed:
-    return Installed(Seating.alone(SPEC), BatchSpec(5, 2), ("score",), ps.Share(first_slot, total_slots))
+def installed(first_slot: int = 0, total_slots: int | None = None) -> ActingAgents:
+    return ActingAgents(Seating.alone(SPEC), BatchSpec(5, 2), ("score",), ps.Share(first_slot, total_slots))
 
 
 def test_before_initialize_and_after_shutdown_there_is_no_agent() -> None:

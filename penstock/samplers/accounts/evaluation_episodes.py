@@ -13,7 +13,7 @@ from penstock.envs.seats import Seating
 from penstock.samplers.episodes import Episodes, join_episodes, logged
 
 
-class Play:
+class EvaluationEpisodes:
     """The first `counts[b]` episodes of each slot b, cut after `max_steps`, out of batches that follow each other.
 
     Args:
@@ -28,7 +28,7 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """No slot gets on: each has played its episodes, or its open one was cut and might never end."""
+        """True once every slot has played its episodes, or its open episode was cut and might never end."""
         cut = self._stats.length >= self._max_steps
         return all(stuck or not n for stuck, n in zip(cut.tolist(), self.left))
 
@@ -43,8 +43,8 @@ class Play:
         self.left = (np.asarray(self._counts) - np.bincount(self.found.slot, minlength=len(self._counts))).tolist()
 
 
-class LogPlay:
-    """The same of environments of many agents, whose pool cuts long episodes itself and logs them."""
+class LoggedEvaluationEpisodes:
+    """The same for environments of many agents; their pool cuts long episodes itself and logs them."""
 
     def __init__(self, pool: EvaluationSource, counts: list[int], seating: Seating) -> None:
         self._pool, self._counts, self._seating = pool, counts, seating

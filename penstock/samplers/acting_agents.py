@@ -1,4 +1,4 @@
-"""What a live sampler is given by `initialize`: its agents, and the buffers that the loop fills with them."""
+"""The agents that a live sampler received by `initialize`, and the buffers that its loop fills with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=BatchColumns)
 V = TypeVar("V")
 
 
-class Installed:
+class ActingAgents:
     """The agents that a live sampler was initialized with, one for each policy.
 
     Args:
@@ -56,9 +56,9 @@ class Installed:
         self._agents: tuple[Agent, ...] = ()
         self._closed = False
         self.infos: list[Tree] = []
-        """Of each policy an example of the info of one row."""
+        """Example of the info of one row, for each policy."""
         self.states: list[Tree] = []
-        """Of each policy an example of the recurrent state of one slot."""
+        """Example of the recurrent state of one slot, for each policy."""
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -78,24 +78,24 @@ class Installed:
         return self.agents[0]
 
     def by_id(self, each: Sequence[V]) -> dict[str, V]:
-        """What there is for each policy, in their order, by policy id."""
+        """Values in the order of the policies, by policy id."""
         return dict(zip(self.seating.policies, each))
 
     def take(self, given: Agents) -> dict[str, Any]:
         """Makes these the agents; returns examples of one step of one slot, as `Sampler.initialize` does."""
         agents, seating = self._in_order(given), self.seating
-        found: list[tuple[Tree, Tree]] = []
+        steps: list[tuple[Tree, Tree]] = []
         for policy, agent, spec, seats in zip(seating.policies, agents, seating.specs, seating.seats):
             if agent.spec != spec:
                 whose = f"the agent of policy {policy!r}" if seating.many else "the agent"
                 raise ConfigError(f"{whose} was built for {agent.spec}; this sampler's environment has {spec}")
             agent.set_slots(self.total_slots * seats)
-            found.append(examples(agent, spec))
+            steps.append(examples(agent, spec))
             check_acting(agent, spec)
         self._agents = agents
-        self.infos, self.states = [info for info, _ in found], [state for _, state in found]
-        shown = [self._shown(spec, *each) for spec, each in zip(seating.specs, found)]
-        return self.by_id(shown) if seating.many else shown[0]
+        self.infos, self.states = [info for info, _ in steps], [state for _, state in steps]
+        views = [self._shown(spec, *each) for spec, each in zip(seating.specs, steps)]
+        return self.by_id(views) if seating.many else views[0]
 
     def _in_order(self, given: Agents) -> tuple[Agent, ...]:
         """The agents in the order of the policies. Raises ConfigError where they are those of others."""
@@ -221,7 +221,7 @@ class Buffers(Generic[C]):
         return dict(zip(self._policies, self._rows()))
 
     def set_states(self, states: Tree) -> None:
-        """The inverse of `get_states`; None for those before an episode."""
+        """Inverse of `get_states`; None for those before an episode."""
         if states is None:
             self._set_rows([None] * len(self.agents))
         else:
@@ -243,11 +243,11 @@ class Buffers(Generic[C]):
         return [tree_map(lambda *xs: np.concatenate(xs), *mine) for mine in of]
 
     def _set_rows(self, rows: Sequence[Tree]) -> None:
-        """The inverse of `_rows`; None for the states of a policy before an episode."""
+        """Inverse of `_rows`; None for the states of a policy before an episode."""
         if self._remote:  # in shared memory, so in place
-            for policy, (there, mine) in enumerate(zip(self.states, rows)):
+            for policy, (target, mine) in enumerate(zip(self.states, rows)):
                 fresh = self._fresh(policy, self._columns[policy]) if mine is None else mine
-                tree_map(np.copyto, there, fresh)
+                tree_map(np.copyto, target, fresh)
             return
         for group, ((policy, slots), view) in enumerate(zip(self.pool.groups, self.views[0])):
             state = tree_map(lambda x, v=view: x.to(v.device), self._opening(policy, view.padded))

@@ -1,4 +1,4 @@
-"""Arguments that replace what a run could not store, such as a lambda; what was stored must not differ."""
+"""Arguments that supply what a run could not store, such as a lambda; stored settings must not differ."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SETTINGS = {
     "checks": "env_checks", "drop": "env_drop", "text": "env_text", "mask_key": "env_mask", "state": "env_state",
     "options": "env_options",
 }  # fmt: skip
-"""Settings of an EnvConfig, and what an Experiment calls them where its `env` is none."""
+"""Settings of an EnvConfig, with their names in an Experiment without an EnvConfig."""
 
 
 @dataclass(frozen=True)
-class Again:
-    """What could not be stored with a run, such as a lambda, given again; None stands for what was stored."""
+class Supplied:
+    """Arguments given again because a run could not store them, such as a lambda; None: use the stored one."""
 
     env: Any = None
     agent: AgentFn | None = None
@@ -40,7 +40,7 @@ class Again:
         return {name: value for name, value in given.items() if value is not None}
 
     def require_same(self, plain: Plain) -> None:
-        """Raises ConfigError for what was stored and is given otherwise.
+        """Raises ConfigError for an argument that differs from the stored one.
 
         Args:
             plain: the stored experiment, as `to_plain` returned it.
@@ -98,7 +98,7 @@ def _same(stored: Any, given: Any) -> bool:
 
 
 def _names(stored: Any, given: Any) -> bool:
-    """True if a stored path leads to what is given, among imported modules; none is imported, as it may be foreign."""
+    """True if a stored path leads to the given object in an imported module; imports none, as it may be foreign."""
     module, _, name = str(stored.get("import") if isinstance(stored, Mapping) else stored).partition(":")
     found = sys.modules.get(module)
     for part in name.split("."):
