@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, number_from_0, whole_number
 from penstock.cli.settings import experiment, seed_list, train_parser
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, printable
 from penstock.run.files.inits import Given, of_words
 from penstock.run.files.modules import modules_named, search_here
 
@@ -113,11 +113,11 @@ def _report(study: Study, result: StudyResult) -> None:
     trials = [(t.run, t.reason) for t in study.search.trials if t.state == "failed"]
     failed = [*trials, *((c.run, c.reason) for c in study.confirming if c.run.status == "failed")]
     for k, (one, reason) in enumerate(failed):
-        print(f"\n{one.name} failed: {reason}")
+        print(f"\n{one.name} failed: {printable(reason, kept='')}")
         if one.attempts:
             print(f"  its log: {study.log(one)}" + (", which ends" if k < _MOST_LOGS else ""))
             for line in log_end(study.log(one)) if k < _MOST_LOGS else ():
-                print(f"  | {line}")
+                print(f"  | {printable(line, kept='')}")
     if failed:
         print(f"  once more: {study.line} --retry")
     states = [t.state for t in result.trials]

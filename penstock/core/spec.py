@@ -30,13 +30,31 @@ STATE_KEY = "state"
 """Key of a Dict observation under which the state of all agents of an environment stands, for critics and mixers."""
 
 
-class Share(NamedTuple):
-    """The slots of one sampler among those of all samplers of a run."""
+MOST_SLOTS = 1 << 24
+"""Slots of all samplers of a run, at most: a ladder of epsilon has a number for each."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The slots of one sampler among those of all samplers of a run.
+
+    Raises:
+        ConfigError: a number is none of slots.
+    """
 
     first_slot: int = 0
     """Number of its first slot, by which noise, environment seeds and messages go."""
     total_slots: int | None = None
     """Number of slots of all samplers, which an epsilon ladder spans; None: this share ends with the last slot."""
+
+    def __post_init__(self) -> None:
+        for name in ("first_slot", "total_slots"):
+            number = getattr(self, name)
+            if number is None and name == "total_slots":
+                continue
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or not 0 <= number <= MOST_SLOTS:
+                raise ConfigError(f"Share({name}={number!r}); expected a whole number from 0 to {MOST_SLOTS:,}")
+            object.__setattr__(self, name, int(number))
 
     def part(self, start: int, slots: int) -> Share:
         """The share that begins at slot `start` of this one, which has at least `slots` slots."""

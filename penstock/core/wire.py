@@ -1,8 +1,8 @@
 """The one codec of state, for files and between processes: JSON, and the bytes of arrays. Reading it runs no code.
 
 A value is read back exactly as written, types included, or is refused: None, bools, ints, floats, text, bytes, numpy
-scalars and arrays, sample batches, and lists, tuples and dicts of these. An `Extension` adds one type that is kept as
-an array.
+scalars and arrays, sample batches, and lists, tuples and dicts of these. Subclasses of dict come back as dict, NaN
+without its payload. An `Extension` adds one type that is kept as an array.
 """
 
 from __future__ import annotations
@@ -69,7 +69,11 @@ def unpack(text: bytes, data: npt.NDArray[np.uint8], extension: Extension | None
         ValueError, TypeError, LookupError, RuntimeError, RecursionError: neither was written by `pack`. No more memory
             is taken than `data` has.
     """
-    return _Reader(data, extension).value(json.loads(text))
+    reader = _Reader(data, extension)
+    try:
+        return reader.value(json.loads(text))
+    except (AttributeError, OverflowError, SyntaxError) as error:
+        raise ValueError(f"no value was written like this: {error}") from error
 
 
 def encode(value: Any, name: str = "value", extension: Extension | None = None) -> bytes:
@@ -80,10 +84,17 @@ def encode(value: Any, name: str = "value", extension: Extension | None = None) 
 
 def decode(data: bytes | mmap.mmap, extension: Extension | None = None) -> Any:
     """Inverse of `encode`, of bytes or a mapped file; errors as in `unpack`."""
+    if len(data) < _HEAD.size:
+        raise ValueError(f"{len(data)} bytes are no value; expected {_HEAD.size} or more")
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size + length
     rest = memoryview(data)[start + (-start % _ALIGNMENT) :]
     return unpack(data[_HEAD.size : start], np.frombuffer(rest, np.uint8), extension)
+
+
+def _is_plain_array(value: Any) -> bool:
+    """No subclass of numpy's that holds more, such as a mask."""
+    return isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap)
 
 
 class _Writer:
@@ -109,7 +120,7 @@ class _Writer:
             return {"$tuple": [self.plain(item, (i, path)) for i, item in enumerate(value)]}
         if kind is bytes:
             return {"$bytes": [self._put(np.frombuffer(value, np.uint8)), len(value)]}
-        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _KINDS:
+        if _is_plain_array(value) and value.dtype.kind in _KINDS:
             tag, array = "$array" if isinstance(value, np.ndarray) else "$scalar", np.asarray(value)
             return {tag: [array.dtype.str, list(array.shape), self._put(np.ascontiguousarray(array))]}
         if isinstance(value, SampleBatch):
@@ -179,9 +190,9 @@ class _Reader:
 
     def _array(self, name: str, shape: list[int], at: int) -> npt.NDArray[Any]:
         """A copy of the array at an offset; all together are no larger than the data, so that none is there twice."""
-        dtype = np.dtype(name)
+        dtype = np.dtype(str(name))
         size = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+        if dtype.kind not in _KINDS or not dtype.itemsize or min(shape, default=0) < 0:  # numpy makes bytes of none one
             raise ValueError(f"an array of dtype {dtype}, shape {shape} is not allowed")
         self._left -= size
         if self._left < 0 or not 0 <= at <= len(self._data) - size:

@@ -45,13 +45,13 @@ class ActingAgents:
         self._batch_spec, self._info_keys, self.seating = batch_spec, info_keys, seating
         self.many = seating.many
         """Batches are MultiAgentBatch."""
-        first_slot, total_slots = share
+        first_slot, total_slots = share.first_slot, share.total_slots
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
-        if first_slot < 0 or self.total_slots < first_slot + batch_spec.B:
+        if self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(
                 f"first_slot={first_slot} with B={batch_spec.B} are slots {first_slot} to "
                 f"{first_slot + batch_spec.B - 1}, and total_slots={total_slots}; use total_slots >= "
-                f"{max(first_slot, 0) + batch_spec.B} and first_slot >= 0"
+                f"{first_slot + batch_spec.B}"
             )
         self._agents: tuple[Agent, ...] = ()
         self._closed = False

@@ -197,10 +197,26 @@ def test_environments_are_closed_where_the_place_is_refused() -> None:
     assert len(closed) == 3
 
 
-@pytest.mark.parametrize(("first", "total"), [(8, 12), (-1, 16), (0, 7)])
+@pytest.mark.parametrize(("first", "total"), [(8, 12), (0, 7)])
 def test_slots_outside_of_all_are_refused(first: int, total: int) -> None:
     with pytest.raises(ConfigError, match=rf"first_slot={first} with B=8.*total_slots={total}; use total_slots >= "):
         ps.SerialSampler(T, 8).build("CartPole-v1", share=ps.Share(first, total))
+
+
+@pytest.mark.parametrize(
+    "share", [(-1, 4), ("a", 3), (1.5, 16), (None, 3), (0, "x"), (0, float("inf")), (0, 1 << 40), (True, None)]
+)
+def test_a_share_is_of_whole_numbers(share: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^Share\((first|total)_slots?=.*; expected a whole number from 0 to 16,777,216"
+    ):
+        ps.Share(*share)
+
+
+def test_a_share_of_numpys_numbers_is_one_of_pythons() -> None:
+    share = ps.Share(np.int64(4), np.int64(16))  # pyright: ignore[reportArgumentType]
+    assert share == ps.Share(4, 16) and type(share.first_slot) is type(share.total_slots) is int
+    assert share.part(2, 12) == ps.Share(6, 16) and ps.Share(4).part(0, 3) == ps.Share(4, 7)
 
 
 def test_no_slot_shares_its_noise() -> None:

@@ -23,6 +23,8 @@ def pack(state: Any) -> wire.Packed:
         return wire.pack(state, "state", TENSORS)
     except TypeError as error:
         raise CheckpointError(str(error)) from None
+    except RecursionError:
+        raise CheckpointError("the state is nested too deeply to be stored, or holds itself") from None
 
 
 def unpack(text: bytes, data: npt.NDArray[np.uint8]) -> Any:
@@ -36,6 +38,8 @@ def encode(state: Any) -> bytes:
         return wire.encode(state, "state", TENSORS)
     except TypeError as error:
         raise CheckpointError(str(error)) from None
+    except RecursionError:
+        raise CheckpointError("the state is nested too deeply to be stored, or holds itself") from None
 
 
 def decode(data: bytes) -> Any:

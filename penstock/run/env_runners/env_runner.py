@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import parameters_of
 from penstock.core.batch import AnyBatch
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree
 from penstock.envs.pools.pool import PoolState
@@ -58,6 +59,8 @@ class EnvRunner:
         if isinstance(made_from, bytes):
             plan: Plan = received(made_from)
         else:
+            if not all(isinstance(x, int) for x in (index, runners)) or not 0 <= index < runners:
+                raise ConfigError(f"EnvRunner index={index!r} of runners={runners!r}; expected 0 <= index < runners")
             plan = Plan.of(made_from).among(runners)[index]
         self._plan = plan
         self._trains_on = plan.fragment if trains_on is None else trains_on
@@ -135,8 +138,13 @@ class EnvRunner:
         """Sets parameters and buffers, as `get_weights` of another runner returned them; policies left out stay.
 
         Raises:
-            ConfigError: a name or shape differs.
+            ConfigError: a name or shape differs, or a value is no array of real numbers; nothing is set then.
         """
+        if not isinstance(weights, Mapping) or not (version is None or isinstance(version, int)):
+            raise ConfigError(
+                f"set_weights got {type(weights).__name__}, version={version!r}; expected the arrays by name that "
+                "get_weights() returns, and a whole number or None"
+            )
         by_policy = any(isinstance(x, Mapping) for x in weights.values())
         given: Mapping[str, Any] = weights if by_policy else {"": weights}
         if not by_policy and len(ids := list(by_id(self.policy))) > 1:
@@ -145,12 +153,11 @@ class EnvRunner:
                 "{id: {name: array}}, as get_weights() returns them"
             )
         pairs = [(self._one(name).agent if name else self.policy.agent, arrays) for name, arrays in given.items()]
-        for agent, arrays in pairs:
-            _require_fit(agent, arrays)
+        fitting = [(agent, _fitting(agent, arrays)) for agent, arrays in pairs]
         with torch.no_grad():
-            for agent, arrays in pairs:
+            for agent, tensors in fitting:
                 for name, x in parameters_of(agent).items():
-                    x.copy_(torch.from_numpy(np.array(arrays[name])))
+                    x.copy_(tensors[name])
         self._version = self._version + 1 if version is None else version
 
     def get_state(self) -> dict[str, Any]:
@@ -166,14 +173,17 @@ class EnvRunner:
         """Continues from what `get_state` of a runner of the same experiment and place returned.
 
         Raises:
-            CheckpointError: it is of another experiment.
+            CheckpointError: it is of another experiment, or damaged.
         """
-        held = decode(bytes(state["state"]))
-        self._itr, self._version = state["itr"], state["version"]
+        try:
+            itr, version, held = int(state["itr"]), int(state["version"]), decode(bytes(state["state"]))
+        except (LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"this is no state of an EnvRunner's get_state(), or is damaged: {error}") from error
         if held["policy"] is not None:
             self.policy.load_state_dict(held["policy"], held["arrays"])
         if held["sampler"] is not None:
             self._acting.live.load_state_dict(held["sampler"])
+        self._itr, self._version = itr, version
 
     def evaluate(
         self,
@@ -241,7 +251,7 @@ class EnvRunner:
         """The policy of an id. Raises ConfigError for an unknown id."""
         known = by_id(self.policy)
         if name not in known:
-            raise ConfigError(f"no policy {name!r} here; {nearest(name, known)}")
+            raise ConfigError(f"no policy {name!r} here; {nearest(str(name), known)}")
         return known[name]
 
 
@@ -249,17 +259,24 @@ def _arrays(agent: Agent) -> dict[str, np.ndarray[Any, Any]]:
     return {name: x.detach().cpu().numpy().copy() for name, x in parameters_of(agent).items()}
 
 
-def _require_fit(agent: Agent, weights: Mapping[str, Any]) -> None:
-    """Raises ConfigError where names or shapes differ from the agent's."""
+def _fitting(agent: Agent, weights: Any) -> dict[str, Tensor]:
+    """The weights as tensors. Raises ConfigError where names, shapes or kinds differ from the agent's."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"set_weights got {type(weights).__name__} for an agent; expected arrays by name")
     own = parameters_of(agent)
     if set(own) != set(weights):
-        odd = sorted(set(own) ^ set(weights))[0]
+        odd = sorted(map(str, set(own) ^ set(weights)))[0]
         raise ConfigError(
             f"set_weights got {len(weights)} arrays, this agent has {len(own)}; {odd!r} is not in both: build "
             "driver and runners from the same settings"
         )
+    tensors: dict[str, Tensor] = {}
     for name, x in own.items():
-        if tuple(x.shape) != tuple(weights[name].shape):
+        array = np.asarray(weights[name])
+        if array.shape != tuple(x.shape) or array.dtype.kind not in "biuf":
             raise ConfigError(
-                f"set_weights got {name} of shape {tuple(weights[name].shape)}; this agent's has {tuple(x.shape)}"
+                f"set_weights got {name} of shape {array.shape}, dtype {array.dtype}; this agent's has "
+                f"{tuple(x.shape)}, real numbers"
             )
+        tensors[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    return tensors

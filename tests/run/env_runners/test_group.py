@@ -210,6 +210,44 @@ def test_the_local_worker_makes_environments_only_when_it_plays() -> None:
 # Weights.
 
 
+def test_weights_are_set_whole_or_not_at_all() -> None:
+    runner = ps.EnvRunner(EXP)
+    before = runner.get_weights()
+    *_, last = before
+    changed = {name: x + 1 for name, x in before.items()}
+    for wrong in (np.full(before[last].shape, "x"), before[last] + 1j, None, [object()]):
+        with pytest.raises(ConfigError, match=rf"set_weights got {last} of shape .*real numbers"):
+            runner.set_weights({**changed, last: wrong})  # pyright: ignore[reportArgumentType]
+    for given, version in ((None, None), ([1], None), (changed, "x")):
+        with pytest.raises(ConfigError, match="expected the arrays by name that"):
+            runner.set_weights(given, version)  # pyright: ignore[reportArgumentType]
+    assert all((x == before[name]).all() for name, x in runner.get_weights().items())
+    runner.set_weights({name: x.astype(x.dtype.newbyteorder(">")) for name, x in changed.items()})
+    assert all((x == changed[name]).all() for name, x in runner.get_weights().items())
+    runner.close()
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
+    runner = ps.EnvRunner(EXP)
+    runner.sample()
+    state = runner.get_state()
+    data = bytes(state["state"])
+    for broken in (b"", data[:7], data[: len(data) // 2], data[:8] + b"[" + data[9:]):
+        with pytest.raises(ps.CheckpointError, match="no state of an EnvRunner"):
+            runner.set_state({**state, "itr": 77, "state": broken})
+    for other in ({}, {**state, "itr": "x"}):
+        with pytest.raises(ps.CheckpointError, match="no state of an EnvRunner"):
+            runner.set_state(other)
+    assert runner.get_state()["itr"] == state["itr"] == 1
+    runner.close()
+
+
+@pytest.mark.parametrize("place", [(1, 1), (0, 0), (-1, 1), ("a", 1), (0, 2.0)])
+def test_a_runner_is_one_of_so_many(place: Any) -> None:
+    with pytest.raises(ConfigError, match=r"expected 0 <= index < runners"):
+        ps.EnvRunner(EXP, *place)
+
+
 def test_weights_of_another_shape_are_refused(workers: Any) -> None:
     runner = workers.local_worker
     weights = runner.get_weights()
@@ -217,7 +255,7 @@ def test_weights_of_another_shape_are_refused(workers: Any) -> None:
     short = {key: x for key, x in weights.items() if key != name}
     with pytest.raises(ConfigError, match=rf"got {len(short)} arrays, this agent has {len(weights)}; '{name}' is not"):
         runner.set_weights(short)
-    with pytest.raises(ConfigError, match=rf"got {name} of shape \(1, 2\); this agent's has"):
+    with pytest.raises(ConfigError, match=rf"got {name} of shape \(1, 2\), dtype float32; this agent's has"):
         runner.set_weights({**weights, name: np.zeros((1, 2), np.float32)})
     with pytest.raises(RunnerError, match=rf"'{name}' is not in both"):
         workers.get([workers.remote_workers[0].set_weights.remote(short)])
@@ -245,7 +283,7 @@ def test_set_weights_are_acted_with_and_stamped() -> None:
 
 def test_runners_of_an_experiment_have_its_slots_one_after_the_other() -> None:
     shares = Plan.of(EXP).among(3)
-    assert [x.share for x in shares] == [(0, 6), (2, 6), (4, 6)]
+    assert [x.share for x in shares] == [ps.Share(0, 6), ps.Share(2, 6), ps.Share(4, 6)]
     whole = serial(1, 6)[0]
     runners = [ps.EnvRunner(EXP, i, 3) for i in range(3)]
     agent = runners[0].policy.agent
