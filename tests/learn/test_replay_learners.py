@@ -94,7 +94,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", slow_but("fifo r2d1", [*CASES]))
+@pytest.mark.parametrize("case", slow_but("fifo", [*CASES]))
 def test_learners_on_shares_equal_one_on_the_whole(case: str) -> None:
     env, algo, T, B, widths = CASES[case]
     spec, batches = batches_of(env, algo, T, B, 16 if case in ("r2d1", "dqn-with-empty-shares") else 6)

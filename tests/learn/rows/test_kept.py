@@ -86,7 +86,7 @@ def test_kept_rows_are_copies() -> None:
     sampler.shutdown()
 
 
-@pytest.mark.parametrize("T", [16, 7])
+@pytest.mark.parametrize("T", [pytest.param(16, marks=pytest.mark.slow), 7])
 def test_memory_runs_through_kept_rows_as_it_did_while_acting(T: int) -> None:
     """The log-probabilities that an unroll over all kept rows finds are those recorded as each was acted."""
     boss = ps.PPO(net=MEMORY, lr=1e-12)  # it trains, so that records begin within episodes, and stays what it was
@@ -148,7 +148,9 @@ def test_rows_that_do_not_follow_each_other_are_no_trace() -> None:
     assert kept("a b c -c -c", "p q r s! -t") == ["a b c -c -c", "p q r s! -t"]
 
 
-@pytest.mark.parametrize("net", [NET, MEMORY], ids=["plain", "lstm"])
+@pytest.mark.parametrize(
+    "net", [pytest.param(NET, id="plain"), pytest.param(MEMORY, id="lstm", marks=pytest.mark.slow)]
+)
 def test_a_policy_trains_once_it_has_its_rows_and_in_parts_of_about_a_minibatch(net: ps.Net) -> None:
     boss = ps.PPO(net=net, epochs=2, minibatch=16)
     sampler, policies = begun(pair(boss, min_rows={"boss": 24}), B=7)
