@@ -1,8 +1,8 @@
-"""The one codec of state, for files and between processes: JSON, and the bytes of arrays. Reading it runs no code.
+"""The one codec of state, for files and between processes: JSON plus the bytes of arrays. Decoding runs no code.
 
-A value is read back exactly as written, types included, or is refused: None, bools, ints, floats, text, bytes, numpy
-scalars and arrays, sample batches, and lists, tuples and dicts of these. Subclasses of dict come back as dict, NaN
-without its payload. An `Extension` adds one type that is kept as an array.
+A value is read back exactly as written, types included, or is refused. Accepted are None, bools, ints, floats, text,
+bytes, numpy scalars and arrays, sample batches, and lists, tuples and dicts of these. Two exceptions: a subclass of
+dict comes back as dict, and NaN without its payload. An `Extension` adds one type that is kept as an array.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.core.batch import MultiAgentBatch, SampleBatch
 _HEAD = struct.Struct("<Q")
 _ALIGNMENT = 8
 _KINDS = "biufcSU"
-"""Kinds of numpy's dtypes. No objects: their bytes are addresses, and a forged one would be followed."""
+"""Kinds of numpy's dtypes. Objects are left out: their bytes are addresses, and a forged address would be followed."""
 _MOST_BITS = 1 << 13
-"""Most digits of an int: Python reads no decimal number of more than 4,300."""
+"""Most bits of an int: Python reads no decimal number of more than 4,300 digits."""
 _Path = tuple[Any, ...]
-"""A key of each level, the outermost last: (key, (key, ...)); formatted only where something is refused."""
+"""The keys that lead to a value, the innermost first: (key, (key, ...)); formatted only if something is refused."""
 
 
 class Extension(NamedTuple):
     """A type that is stored as an array."""
 
     to_array: Callable[[Any], tuple[Any, npt.NDArray[Any]] | None]
-    """Returns plain data and a contiguous array, which may share memory; None for other types."""
+    """Returns plain data and a contiguous array, which may share the value's memory; None for other types."""
     from_array: Callable[[Any, npt.NDArray[Any]], Any]
     """Inverse of `to_array`; the value owns its array. Raises ValueError, TypeError or RuntimeError on malformed
     data."""
@@ -63,11 +63,11 @@ def pack(value: Any, name: str = "value", extension: Extension | None = None) ->
 
 
 def unpack(text: bytes, data: npt.NDArray[np.uint8], extension: Extension | None = None) -> Any:
-    """Inverse of `pack`, of [n] uint8; arrays are copies.
+    """Inverse of `pack`; `data` is [n] uint8, and arrays are copied from it.
 
     Raises:
-        ValueError, TypeError, LookupError, RuntimeError, RecursionError: neither was written by `pack`. No more memory
-            is taken than `data` has.
+        ValueError, TypeError, LookupError, RuntimeError, RecursionError: `pack` did not write these. Arrays never take
+            more memory than `data` has.
     """
     reader = _Reader(data, extension)
     try:
@@ -93,7 +93,7 @@ def decode(data: bytes | mmap.mmap, extension: Extension | None = None) -> Any:
 
 
 def _is_plain_array(value: Any) -> bool:
-    """No subclass of numpy's that holds more, such as a mask."""
+    """True for a numpy scalar or array; False for array subclasses that hold more, such as a mask."""
     return isinstance(value, np.generic) or type(value) in (np.ndarray, np.memmap)
 
 
@@ -135,7 +135,7 @@ class _Writer:
         )
 
     def _put(self, array: npt.NDArray[Any]) -> int:
-        """Where in the joined parts the bytes of a contiguous array will lie."""
+        """Appends the bytes of a contiguous array; returns their offset in the joined parts."""
         at = self.size
         if array.nbytes:
             self.parts.append(array.reshape(-1).view(np.uint8).data)
@@ -189,10 +189,10 @@ class _Reader:
                 raise ValueError(f"{tag!r} is no type of value")
 
     def _array(self, name: str, shape: list[int], at: int) -> npt.NDArray[Any]:
-        """A copy of the array at an offset; all together are no larger than the data, so that none is there twice."""
+        """A copy of the array at an offset. All together are no larger than the data, so that none is there twice."""
         dtype = np.dtype(str(name))
         size = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in _KINDS or not dtype.itemsize or min(shape, default=0) < 0:  # numpy makes bytes of none one
+        if dtype.kind not in _KINDS or not dtype.itemsize or min(shape, default=0) < 0:  # numpy turns size 0 into 1
             raise ValueError(f"an array of dtype {dtype}, shape {shape} is not allowed")
         self._left -= size
         if self._left < 0 or not 0 <= at <= len(self._data) - size:

@@ -11,10 +11,10 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import SHARED, EnvSpec, Specs, describe
 
 PolicyMap: TypeAlias = "Mapping[str, str] | Callable[[str, int, int], str]"
-"""Policy id by agent, or a function (agent, number of the episode, its seed) -> policy id, pure, asked at reset."""
+"""Policy id by agent, or a pure function (agent, number of the episode, its seed) -> policy id, called at reset."""
 
 _ASKED = 64
-"""Episodes for which a function is asked in advance, to find whom each policy plays."""
+"""Episodes for which a mapping function is called in advance, to find the agents that each policy plays."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class AgentSpecs:
 class Seating:
     """The seats of each policy in every environment; a column of a policy's batch is one seat of one environment.
 
-    Seat i of policy p in environment e is column `e * seats[p] + i`. `seat_agents` makes and checks one; an environment
-    of one agent has that of `Seating.alone`.
+    Seat i of policy p in environment e is column `e * seats[p] + i`. `seat_agents` makes and checks a seating;
+    `Seating.alone` makes that of an environment of one agent.
     """
 
     policies: tuple[str, ...]
     seats: tuple[int, ...]
     """Seats of each policy in one environment."""
     specs: tuple[EnvSpec, ...]
-    """EnvSpec of each policy, as agents are shown it; `spec.agents` is its number of seats."""
+    """EnvSpec of each policy, as its agent receives it; `spec.agents` is the policy's number of seats."""
     agents: tuple[str, ...]
-    """The environment's `possible_agents`; none in an environment of one agent, which has no name there."""
+    """The environment's `possible_agents`; empty in an environment of one agent, which gives that agent no name."""
     turns: bool
     mapping: PolicyMap
 
@@ -61,7 +61,7 @@ class Seating:
 
     @property
     def many(self) -> bool:
-        """The environment is one of many agents: what users are given of its policies is by policy id."""
+        """True for an environment of many agents: what users are given of its policies is then by policy id."""
         return bool(self.agents)
 
     @property
@@ -78,7 +78,7 @@ class Seating:
         """Episodes of one environment that can end in a batch of T rows, at most."""
         if not self.many:
             return T + 1
-        return T * sum(self.seats) + 1 if self.turns else (T + 1) // 2  # each has a move, or a step and a reset
+        return T * sum(self.seats) + 1 if self.turns else (T + 1) // 2  # one takes a move, or a step and a reset
 
     @property
     def fixed(self) -> bool:
@@ -112,7 +112,7 @@ class Seating:
         """Index of the policy of each of `agents` in an episode.
 
         Raises:
-            ConfigError: the mapping names no policy, or is no pure function: asked twice, it says two things.
+            ConfigError: the mapping names no policy, or is no pure function: two equal calls return two policies.
         """
         found = tuple(self.policy_of(agent, episode, seed) for agent in self.agents)
         if not self.fixed:
@@ -129,7 +129,7 @@ class Seating:
 class Seats:
     """Who sits where in one environment. A seat is free again once its agent has left it.
 
-    An agent has the same seat in every episode where its policy has one for each of its agents.
+    If a policy has a seat for each of its agents, an agent has the same seat in every episode.
     """
 
     def __init__(self, seating: Seating) -> None:
@@ -200,12 +200,12 @@ def seat_agents(
     """The seating of these policies in an environment.
 
     Args:
-        mapping: None: the one policy plays every agent.
-        seats: of policies in one environment; counted from a dict, and needed with a function.
+        mapping: policy of each agent; None: the one policy plays every agent.
+        seats: number for each policy in one environment; counted from a dict `mapping`, needed with a function.
 
     Raises:
-        ConfigError: a policy that is not there or plays nobody, agents of one policy whose spaces differ, seats that
-            are missing or too few.
+        ConfigError: a policy is unknown or plays no agent, agents of one policy have different spaces, or seats are
+            missing or too few.
     """
     agents = tuple(found.specs)
     if mapping is None:
@@ -271,7 +271,7 @@ def _of(count: int, what: str) -> str:
 
 
 def _example_of(policies: Sequence[str], found: AgentSpecs) -> dict[str, str]:
-    """A mapping to show: a policy for each kind of spaces; where there is one kind, they alternate."""
+    """A mapping to show: one policy for each kind of spaces; if all agents are of one kind, policies alternate."""
     kinds = list(dict.fromkeys(found.specs.values()))
     places = {agent: kinds.index(spec) if len(kinds) > 1 else i for i, (agent, spec) in enumerate(found.specs.items())}
     return {agent: policies[place % len(policies)] for agent, place in places.items()}

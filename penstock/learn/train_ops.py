@@ -1,4 +1,4 @@
-"""Train operations: a batch on its way from the sampler to the optimizer, by itself or through replay."""
+"""Train operations: they take a batch from the sampler to the optimizer, directly or through replay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CPU = torch.device("cpu")
 
 
 def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
-    """Samples a batch and trains on it: an iteration of every algorithm that brings no `training_step` of its own."""
+    """Samples a batch and trains on it: one iteration of every algorithm without a `training_step` of its own."""
     started = time.perf_counter()
     if itr == 0:
         fill(policy, sampler)
@@ -47,16 +47,16 @@ def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep
 def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = None) -> ResultDict:
     """Post-processes a batch and takes epochs x minibatches gradient steps on it, or trains from replay.
 
-    A PolicySet does so policy by policy, each with its own batch of a MultiAgentBatch; a policy with `min_rows` keeps
-    the rows of batches until it has that many.
+    A PolicySet trains policy by policy, each on its own batch of a MultiAgentBatch; a policy with `min_rows` keeps
+    the rows of several batches until it has that many.
 
-    Running statistics (normalisers) are updated afterwards, so a batch is trained with those it was collected with; the
-    first batch of a policy that has statistics only sets them. With replay they are updated first, as samples come from
-    many batches.
+    Running statistics (normalisers) are updated after training, so a batch is trained with the statistics that it was
+    collected with. The first batch of a policy that has statistics only sets them. With replay statistics are updated
+    before training, as samples come from many batches.
 
     Args:
-        env_steps: environment steps by which schedules advance in your own loop; None: those of the batch. For one of
-            several policies pass those of the full MultiAgentBatch.
+        env_steps: environment steps by which schedules advance in your own loop; None: those of the batch. To train
+            one of several policies, pass the steps of the full MultiAgentBatch.
 
     Returns:
         `train/...` metrics, each the mean over the gradient steps, and `replay/...` ones; with several policies
@@ -127,8 +127,9 @@ def _of_policy(key: str, name: str) -> str:
 def multi_gpu_train_one_step(policy: AnyPolicy, batch: AnyBatch) -> ResultDict:
     """`train_one_step` where several learners train a policy: every rank calls it with the batch of its own slots.
 
-    `policy.join(comm)` comes before the first batch. All ranks take the same gradient steps, those that one learner
-    with the slots of all would take, and are equal afterwards; on CUDA, on several machines, or on the CPUs of one.
+    Call `policy.join(comm)` before the first batch. All ranks take the same gradient steps and are equal afterwards.
+    One learner with the slots of all ranks would take these steps too. Ranks run on CUDA, on several machines, or on
+    the CPUs of one.
 
     Returns:
         The metrics of all ranks together, the same on each.
@@ -179,7 +180,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
         with torch.no_grad():
             x = policy.postprocess(TrainBatch(x.inputs, {**x.rows, "update": policy.updates}, x.valid, x.state))
         if policy.renews_noise and getattr(policy.settings, "double", False):
-            agent.renew_noise(rng)  # who chose an action for the target does not learn with the same noise
+            agent.renew_noise(rng)  # the target's actions were chosen with other noise than is learned with
         loss = policy.learn_on_batch(x)
         schedule.trained += 1
         if loss is None:
@@ -198,9 +199,9 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
 
 
 def plan_whole(policy: Any, sampler: Any) -> None:
-    """Makes room for the sampler's dataset in the policy's replay, before `policy.prepare`; warns if it is too small.
+    """Makes room in the policy's replay for the sampler's dataset, before `policy.prepare`; warns if that is too small.
 
-    Does nothing for a sampler without a dataset, or a replay that gives each sample once.
+    Does nothing for a sampler without a dataset, or with a replay that draws each sample only once.
     """
     schedule, dataset = getattr(policy, "replay_schedule", None), getattr(sampler, "dataset", None)
     if schedule is None or dataset is None or schedule.replay.settings.index == "fifo":
@@ -217,7 +218,7 @@ def plan_whole(policy: Any, sampler: Any) -> None:
 
 
 def fill(policy: Any, sampler: Any) -> None:
-    """Fills a replay that `plan_whole` made room in with every episode of the dataset, before the run's first step."""
+    """Puts every episode of the dataset into replay before the run's first step, if `plan_whole` made room there."""
     schedule = getattr(policy, "replay_schedule", None)
     if schedule is None or not schedule.replay.least or schedule.whole or schedule.collected:
         return
@@ -231,7 +232,7 @@ def fill(policy: Any, sampler: Any) -> None:
 
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
-    """Warns, once, if the images of the first batch are almost 0 in the scale of their bounds."""
+    """Warns once if the images of the first batch, scaled by their bounds, are almost 0."""
     if policy.images_looked_at:
         return
     policy.images_looked_at = True
@@ -279,7 +280,7 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
 
 
 def _mapped(fn: Callable[[Any], Any], x: TrainBatch) -> TrainBatch:
-    """`tree_map` of a sample of replay, in a third of the time, as most of its parts are single arrays or None."""
+    """`tree_map` of a sample of replay in a third of its time: most of its parts are single arrays or None."""
 
     def mapped(part: Any) -> Any:
         if type(part) is Inputs:
@@ -306,7 +307,7 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
 
 
 def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
-    """Adds the policy's running totals; then advances its own clock, if it keeps one, by the steps of all learners."""
+    """Adds the policy's running totals. A clock that the policy keeps then advances by the steps of all learners."""
     results["train/n_updates"] = float(policy.updates)
     if policy.skipped:
         results["train/skipped_updates"] = float(policy.skipped)

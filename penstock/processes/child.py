@@ -22,9 +22,9 @@ from penstock.processes.stacks import stacks_of
 from penstock.processes.tether import Tether
 
 REAP_S = 60.0
-"""Longest wait for a process that was killed, which on a busy machine comes late to its end."""
+"""Longest wait for a killed process to end, which takes long on a busy machine."""
 OUTPUT_BYTES, TAIL_BYTES = 1 << 20, 2000
-"""Kept output is forgotten when there is more than this; and the end of it that is shown when the process dies."""
+"""Size above which kept output is forgotten, and size of the end of it that is shown when the process dies."""
 _CRASH_BYTES = 1 << 16
 
 
@@ -41,7 +41,7 @@ class Started(Protocol):
 
 
 class Forks(Protocol):
-    """Starts children by forks of another process."""
+    """Starts children by forking another process."""
 
     def fork(self, module: str, boot: dict[str, Any], environment: dict[str, str]) -> Started | None:
         """Returns a process that runs `module.main()`; None where none can be forked."""
@@ -51,18 +51,18 @@ class Forks(Protocol):
 class Child:
     """A process in a group of its own, which runs `module.main()`.
 
-    It finds its boot as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and the number of its parent, `parent`.
+    It finds its boot as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and `parent`, the pid of its parent.
 
     Args:
         name: in messages, e.g. `worker 3`.
-        tether: by which it dies with this process; None: it outlives it, in a session of its own.
-        descriptors: that it inherits, by name: one, or a sequence.
+        tether: makes it die with this process; None: it outlives this process, in a session of its own.
+        descriptors: those it inherits, by name; each name has one or a sequence.
         environment: its variables, without the mark; by default those of this process, with one thread for libraries.
         mark: environment mark of the process and all that it starts, by which they are found and killed; unique by
             default.
         output: `inherited`: the streams of this process; `kept`: in memory, see `tail`; or a descriptor.
         forks: process to fork it from, where possible; None: a fresh interpreter.
-        cure: end of the message where the system does not start it.
+        cure: advice that ends the error message if the system does not start it.
 
     Raises:
         ConfigError: the system does not start it; the message says which limit is in the way.
@@ -94,7 +94,7 @@ class Child:
         boot = {**words, **inherited, "parent": os.getpid(), "descriptors": list(inherited)}
         streams = -1
         try:
-            if output == "kept":  # opened anew to append, so that what follows `trim` begins at the start
+            if output == "kept":  # reopened to append: after `trim`, output begins at the start again
                 streams = os.open(f"/proc/self/fd/{self._output}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             elif output != "inherited":
                 streams = os.dup(output)
@@ -127,7 +127,7 @@ class Child:
     def _watch(self) -> None:
         try:
             self._pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError as error:  # its fork server has died, so another has reaped it: no kill by number
+        except ProcessLookupError as error:  # its fork server died, so another process reaped it: no kill by pid
             kill_marked(self.mark)
             raise ChildProcessError(f"{self.name} has ended with the process that it was forked of") from error
         except OSError:
@@ -136,7 +136,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number, which cannot be another's before the process is reaped."""
+        """Its pid, which no other process can get before this one is reaped."""
         return self.process.pid
 
     @property
@@ -153,7 +153,7 @@ class Child:
         poll.register(self._pidfd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits so long for the end of the process; returns whether it has ended."""
+        """Waits up to `timeout_s` for the process to end; returns whether it has ended."""
         poll = select.poll()
         self.register(poll)
         return bool(poll.poll(int(timeout_s * 1e3)))
@@ -175,12 +175,12 @@ class Child:
         return os.pread(self._crash, _CRASH_BYTES, 0).decode(errors="replace").strip()
 
     def stacks(self, limit_s: float = 2.0) -> str:
-        """Where its threads are now, from its fault handler; "" if it does not come to write so in time."""
+        """The stacks of its threads now, written by its fault handler; "" if it does not write them in time."""
         return "" if self.exited else stacks_of(self.pid, f"/proc/self/fd/{self._crash}", limit_s)
 
     def kill(self) -> int:
         """Kills the process and all that it has started, reaps it, and returns its exit status."""
-        if self.process.returncode is not None:  # reaped: the number may be another's by now
+        if self.process.returncode is not None:  # reaped: another process may have this pid by now
             return self.process.returncode
         kill_group(self.pid, self._pidfd)  # also processes that it left behind, if it has ended by itself
         kill_marked(self.mark)

@@ -44,7 +44,7 @@ class Plan:
     """
 
     exp: Experiment
-    """With settings of a sampler, neither None nor "auto"."""
+    """Its `sampler` holds settings; it is neither None nor "auto"."""
     report: EnvReport
     """Report of `ps.check_env` on the environment of training."""
     algo: Any
@@ -52,10 +52,10 @@ class Plan:
     env: EnvConfig
     """The environment of training, with a seat for every agent where there are many.
 
-    Its `evaluation` is `eval_env`, where a sampler can play that in its own place.
+    Its `evaluation` is `eval_env` if the sampler can play that environment itself.
     """
     seating: Seating
-    """Who plays in it."""
+    """Who plays in `env`."""
     sampler: SamplerSettings
     """Sampler settings of the experiment, with defaults that depend on algorithm and environment filled in."""
     held_out: EnvReport | None
@@ -71,7 +71,7 @@ class Plan:
         """The plan of an experiment; a plan stays as it is.
 
         Args:
-            ahead: meanwhile the process that workers are forked of starts, for a sampler that is made next.
+            ahead: the fork server of workers is started meanwhile, for a sampler that is made next.
 
         Raises:
             ConfigError, EnvContractError, EnvWorkerError: as `ps.check_env`; or the settings contradict each other.
@@ -97,7 +97,7 @@ class Plan:
 
     @classmethod
     def with_usual_sampler(cls, exp: Experiment) -> Plan:
-        """The plan with the sampler that the experiment names, for "auto" a SerialSampler; errors as in `of`."""
+        """The plan with the sampler that the experiment names, or a SerialSampler for "auto"; raises as `of`."""
         require_device(exp.run.device, "run.device")
         settings, seed = exp.sampler_settings, exp.run.seed
         report = check_apart(exp.env_config, seed, settings)
@@ -119,7 +119,7 @@ class Plan:
         return replace(self, exp=replace(self.exp, sampler=settings), sampler=sampler)
 
     def among(self, runners: int) -> list[Plan]:
-        """This plan split for a number of runners with its sampler; their slots begin where its own do."""
+        """One plan for each runner, all with this plan's sampler; their slots begin where this plan's do."""
         B = self.fragment.B
         return [replace(self, share=self.share.part(i * B, runners * B)) for i in range(runners)]
 
@@ -134,7 +134,7 @@ class Plan:
         policy.set_progress(0.0)
         if self.held_out is not None:
             check_fits(self.eval_env, self.eval_seating, policy)
-        for trained in trained_policies(policy).values():  # in the slot after those that train and that of an evaluator
+        for trained in trained_policies(policy).values():  # in slot B + 1, as slot B is the evaluator's
             view = None if trained.replay_schedule is None else trained.replay_schedule.replay.view
             if isinstance(view, HindsightTransitions):
                 view.play_in(partial(self.env.make, self.sampler.spec.B + 1))
@@ -150,11 +150,11 @@ class Plan:
         return Evaluator(self.eval_env, self.seed, self.sampler.spec.B)
 
     def make(self) -> LiveSampler:
-        """The live sampler of one runner, with activity that another process can read."""
+        """The live sampler of one runner, whose activity another process can read."""
         return SamplerShare(self.sampler, self.env, self.seed, self.share).make()
 
     def acting(self, batch: BatchSpec, policy: AnyPolicy) -> tuple[ActingAgents, dict[str, Any]]:
-        """The policy's agents as they act for batches of this T and B; and the examples that `take` returned."""
+        """The policy's agents, ready to act for batches of this T and B, and the examples that `take` returned."""
         acting = ActingAgents(self.seating, batch, self.env.all_info_keys, self.share)
         return acting, acting.take(agents_of(policy))
 
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def seed(self) -> int:
-        """The run's."""
+        """The run's seed."""
         return self.exp.run.seed
 
     @property
@@ -201,12 +201,12 @@ def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig,
 
 
 def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seating: Seating) -> bool:
-    """True if pools of one kind play both: none is batched, and agents move at once in both or one by one."""
+    """True if one kind of pool plays both: neither is batched, and agents move at once in both, or by turns in both."""
     return report.steps > 0 and held_out.steps > 0 and seating.turns == eval_seating.turns
 
 
 def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
-    """The settings with defaults that an experiment decides: discount of logged returns, object store of a cluster."""
+    """The settings with defaults from the experiment: discount of logged returns, object store of a cluster."""
     fitted = settings.with_discount(discount)
     return fitted.fitted(seating.specs) if isinstance(fitted, RunnerSampler) else fitted
 
@@ -214,7 +214,7 @@ def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating)
 def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> None:
     """Raises ConfigError for an algorithm that does not learn from the batches of its sampler.
 
-    Checks every policy that learns; of several the message names the one that does not fit.
+    Checks every policy that learns; with several, the message names the one that does not fit.
     """
     algos: Mapping[str, Any] = getattr(algo, "algos", {})
     for name, trained in trained_policies(policy).items():
@@ -252,7 +252,7 @@ def _check_stale(algo: Any, settings: SamplerSettings, policy: Policy) -> None:
 
 
 def _check_whole(settings: SamplerSettings) -> None:
-    """Raises ConfigError for a sampler with batches that do not continue the one before."""
+    """Raises ConfigError for a sampler whose batches do not continue each other."""
     if settings.mode == "ready":
         raise ConfigError(
             "min_rows keeps rows of slots that follow each other from one batch to the next, and sampler.mode='ready' "

@@ -28,8 +28,8 @@ class ActingAgents:
     """The agents that a live sampler was initialized with, one for each policy.
 
     Args:
-        seating: of each environment, which is a slot. info_keys: of the environment's info.
-        share: its slots among those of several samplers.
+        seating: of every environment; each slot is one environment. info_keys: of the environment's info.
+        share: the sampler's slots, where several samplers divide those of a run.
 
     Raises:
         ConfigError: the sampler's slots lie outside of `share.total_slots`.
@@ -44,7 +44,7 @@ class ActingAgents:
     ) -> None:
         self._batch_spec, self._info_keys, self.seating = batch_spec, info_keys, seating
         self.many = seating.many
-        """Batches are MultiAgentBatch."""
+        """True if batches are MultiAgentBatch."""
         first_slot, total_slots = share.first_slot, share.total_slots
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if self.total_slots < first_slot + batch_spec.B:
@@ -98,7 +98,7 @@ class ActingAgents:
         return self.by_id(views) if seating.many else views[0]
 
     def _in_order(self, given: Agents) -> tuple[Agent, ...]:
-        """The agents in the order of the policies. Raises ConfigError where they are those of others."""
+        """The agents in the order of the policies. Raises ConfigError if they belong to other policies."""
         ids = self.seating.policies
         if isinstance(given, Mapping):
             if not self.seating.many and len(given) == 1:
@@ -128,7 +128,7 @@ class ActingAgents:
         self._agents, self._closed = (), True
 
     def allocate(self) -> list[SampleBatch]:
-        """For each policy a batch of zeros as its agent and the environment fill it."""
+        """For each policy a batch of zeros, with the fields that its agent and the environment fill."""
         T, B = self._batch_spec
         return [
             allocate_batch(spec, BatchSpec(T, B * seats), info, state, self._info_keys)
@@ -136,7 +136,7 @@ class ActingAgents:
         ]
 
     def blank_batch(self) -> AnyBatch:
-        """The same, in which every row is valid."""
+        """A batch of zeros in which every row is valid."""
         _ = self.agents
         batches = self.allocate()
         for batch in batches:
@@ -147,7 +147,7 @@ class ActingAgents:
         """The batches of all policies as `obtain_samples` returns them: a SampleBatch where one agent acts.
 
         Args:
-            seats: of each policy in one environment, where evaluations have others than training.
+            seats: of each policy in one environment; given by evaluations, whose seats may differ from training.
         """
         if not self.many:
             return batches[0]
@@ -157,7 +157,7 @@ class ActingAgents:
         else:
             sizes = self.seating.seats if seats is None else seats
             acted = [x.valid.reshape(len(x.valid), -1, n).any(-1) for x, n in zip(batches, sizes) if n]
-            environments = acted[0].shape[1]  # an evaluation's are not as many as a batch's
+            environments = acted[0].shape[1]  # an evaluation has another number of them
             steps = int(np.count_nonzero(np.any(acted, 0)))
         return MultiAgentBatch(self.by_id(batches), steps, environments)
 
@@ -166,7 +166,7 @@ class Buffers(Generic[C]):
     """A pool with the batches, views and recurrent states that the loop fills.
 
     Args:
-        agents: of each of the pool's policies, by its id. spec: T, and B slots, of many agents environments.
+        agents: one for each policy of the pool, by its id. spec: T and B slots; with many agents, B environments.
         buffers: number of batches. slab: descriptor of shared memory for them, where the pool has none of its own.
     """
 
@@ -187,7 +187,7 @@ class Buffers(Generic[C]):
             for agent, env_spec, columns in zip(self.agents, pool.specs, self._columns)
         ]
         self.batches = [allocate_batch(*part) for _ in range(buffers) for part in parts]
-        """One policy after the other in each buffer."""
+        """Buffer after buffer; in each buffer one batch for each policy, in order."""
         rows = [self._fresh(p, columns) for p, columns in enumerate(self._columns)] if self._remote else None
         if server is not None:
             self.batches, rows = server.place(pool, self.batches, rows, self.agents)
@@ -209,7 +209,7 @@ class Buffers(Generic[C]):
         return self.batches[buffer * P : (buffer + 1) * P]
 
     def forget_slots(self, slots: list[int]) -> None:
-        """Recurrent states of these slots as before an episode; of many agents of all seats in these environments."""
+        """Sets the recurrent states of these slots, with many agents of all their seats, to those before an episode."""
         rows = self._rows()
         for policy, (mine, seats) in enumerate(zip(rows, self.pool.seats)):
             columns = [b * seats + i for b in slots for i in range(seats)]
@@ -221,7 +221,7 @@ class Buffers(Generic[C]):
         return dict(zip(self._policies, self._rows()))
 
     def set_states(self, states: Tree) -> None:
-        """Inverse of `get_states`; None for those before an episode."""
+        """Inverse of `get_states`; None sets the states before an episode."""
         if states is None:
             self._set_rows([None] * len(self.agents))
         else:
@@ -243,7 +243,7 @@ class Buffers(Generic[C]):
         return [tree_map(lambda *xs: np.concatenate(xs), *mine) for mine in of]
 
     def _set_rows(self, rows: Sequence[Tree]) -> None:
-        """Inverse of `_rows`; None for the states of a policy before an episode."""
+        """Inverse of `_rows`; None for a policy sets its states before an episode."""
         if self._remote:  # in shared memory, so in place
             for policy, (target, mine) in enumerate(zip(self.states, rows)):
                 fresh = self._fresh(policy, self._columns[policy]) if mine is None else mine
@@ -269,6 +269,6 @@ class Buffers(Generic[C]):
 
 
 def last_row(batch: SampleBatch) -> dict[str, Tree]:
-    """Copies of the inputs in row T as arrays, by the batch's names: the next batch begins with them."""
+    """Copies of the inputs in row T, as arrays by field name; the next batch begins with them."""
     rows = {name: tree_map(lambda x: x[-1], getattr(batch, name)) for name in ROWS_AND_NEXT}
     return tree_map(np.copy, as_arrays(rows))

@@ -39,9 +39,9 @@ class LiveSampler(Evaluates):
     The batch that `obtain_samples` returns is a live buffer: the next call overwrites it.
 
     Args:
-        discount: of the logged episode returns, None for 0.99. journal_steps: rows of actions kept for replays.
+        discount: for the logged episode returns; None means 0.99. journal_steps: rows of actions kept for replays.
         server: runs the loop; None for this thread. slab: descriptor of the shared memory to hold the batches.
-        share: its slots among those of several samplers.
+        share: this sampler's slots, where several samplers divide those of a run.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LiveSampler(Evaluates):
         self._collect = loop() if server is None else server.serve
         seating = config.seated(self.spec)
         self.specs: Mapping[str, EnvSpec] = seating.by_id
-        """By policy id; of environments of one agent one, under `shared`."""
+        """The EnvSpec of each policy, by id; an environment of one agent has one, under `shared`."""
         try:
             self._installed = ActingAgents(seating, batch_spec, pool.info_keys, share)
         except ConfigError:
@@ -95,14 +95,14 @@ class LiveSampler(Evaluates):
         """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
-        """Takes the agent that will act, or one for each policy id, and allocates the batch, or several.
+        """Takes the agent that will act, or one agent for each policy id, and allocates one batch or several.
 
         Args:
             buffers: number of batches that are filled in turn.
 
         Returns:
-            examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions; in
-            environments of many agents by policy id.
+            examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions; with
+            many agents a dict of these by policy id.
         """
         installed = self._installed
         examples = installed.take(agents)
@@ -136,7 +136,7 @@ class LiveSampler(Evaluates):
 
         Args:
             itr: number of the batch from 0; it addresses the noise.
-            version: of the agents' parameters, for the record; `itr` if none is given.
+            version: number of the agents' parameters, which the batch records; None means `itr`.
 
         Raises:
             EnvWorkerError: an environment raised or broke its contract.
@@ -159,7 +159,7 @@ class LiveSampler(Evaluates):
         return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
-        """The same batch without an account of it: for a runner of a group, whose driver keeps the account."""
+        """Fills batch `itr` and keeps no account of episodes; for a runner of a group, whose driver keeps it."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
@@ -170,7 +170,7 @@ class LiveSampler(Evaluates):
         training = self._started()
         buffer = itr % len(self._buffers)
         self._filled = self._buffers[buffer]
-        if self.pool.takes_turns:  # before the loop, since open turns of the batch before bring their own
+        if self.pool.takes_turns:  # before the loop: turns that the last batch left open bring their own
             for batch in self._filled:
                 batch.version[...] = version
         noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
@@ -181,14 +181,14 @@ class LiveSampler(Evaluates):
         for policy, batch in enumerate(self._filled):
             if not self.pool.takes_turns:
                 batch.version[...] = version
-            if self._config.checks != "off" and self._device is None:  # a pool of tensors has looked itself
+            if self._config.checks != "off" and self._device is None:  # a pool of tensors checks this itself
                 while (bad := self._not_finite(policy, batch)) is not None:
                     self._started().forget_slots(self.pool.disown(*bad))
 
     def evaluate(self, asked: Evaluation) -> Episodes:
-        """Plays an evaluation, anew if a worker or runner is lost in it: those left over would play other episodes."""
+        """Plays an evaluation; if a worker or runner is lost, plays it anew, as the rest would play other episodes."""
         while (episodes := self._evaluated(asked)) is None:
-            pass  # who breaks it again and again uses up the budget of replacements
+            pass  # repeated losses use up the budget of replacements
         return episodes
 
     def _evaluated(self, asked: Evaluation) -> Episodes | None:
@@ -224,7 +224,7 @@ class LiveSampler(Evaluates):
         return episodes
 
     def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers[EvaluationSource]:
-        """The buffers of evaluations with B slots; kept until one breaks, since making environments takes long.
+        """The buffers of evaluations with B slots; kept until their pool breaks, as making environments takes long.
 
         Args:
             first_slot: number of their first slot among those of several samplers that evaluate together.
@@ -243,12 +243,12 @@ class LiveSampler(Evaluates):
 
     @property
     def evaluation_pool(self) -> EvaluationSource:
-        """The pool of the evaluation that requested buffers last."""
+        """The pool of the buffers that `evaluation_buffers` returned last."""
         assert self._evaluation is not None
         return self._evaluation.pool
 
     def fill_evaluation(self, noise: Noise | None) -> AnyBatch:
-        """The next EVAL_T rows of the evaluation that requested buffers last; None acts without noise."""
+        """The next EVAL_T rows, in the last buffers of `evaluation_buffers`; None: agents act without noise."""
         buffers = self._evaluation
         assert buffers is not None
         batches = buffers.filled(0)
@@ -290,7 +290,7 @@ class LiveSampler(Evaluates):
         return {**self.pool.metrics(), **served, **outside}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything between two batches, as plain data, arrays and tensors."""
+        """The whole state of the sampler between two batches, as plain data, arrays and tensors."""
         training = self._started()
         by_id = self._installed.by_id
         return LiveState(
@@ -306,7 +306,7 @@ class LiveSampler(Evaluates):
         """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore.
 
         Args:
-            itr: number of the last batch; its buffer takes the last row, as others may hold batches that wait.
+            itr: number of the last batch. Its buffer takes the last row, as the other buffers may hold waiting batches.
         """
         if not state["collected"]:
             return
@@ -340,8 +340,8 @@ class LiveSampler(Evaluates):
         """Makes the next batch follow these last rows and states; returns the slots that could not be restored.
 
         Args:
-            rows: as `last_row` returns them, by policy id. agent_states: [B, ...] by policy id; None for those before
-                an episode. episodes: for each slot its open one, if known.
+            rows: by policy id, as `last_row` returns them. agent_states: [B, ...] by policy id; None: the states
+                before an episode. episodes: the open episode of each slot, if known.
         """
         training = self._started()
         for policy, batch in zip(self.specs, self._filled) if self._device is None else ():
@@ -364,7 +364,7 @@ class LiveSampler(Evaluates):
         return self._training
 
     def _not_finite(self, policy: int, batch: SampleBatch) -> tuple[int, int, str] | None:
-        """Slot, row and message of the first observation that is not finite, which sampled checks missed; or None."""
+        """Slot, row and message of the first non-finite observation that sampled checks missed; None without one."""
         if all(x.dtype.kind != "f" or b"\0" not in np.isfinite(x).tobytes() for x in tree_leaves(batch.obs)):
             return None
         seats, seating = self.pool.seats[policy], self._installed.seating

@@ -53,9 +53,9 @@ from penstock.studies.trial import (
 )
 
 STEPS_METRIC = "time/total_timesteps"
-"""The metric with the stop rule that ends a run at a milestone."""
+"""The metric of the stop rule that ends a run at a milestone."""
 _TRANSIENT = (1, errors.EnvWorkerError.exit_code, errors.LearnerLostError.exit_code)
-"""Exit codes after which another attempt may succeed: unknown, of the environment or a rank; as after a signal."""
+"""Exit codes of unknown, environment and rank failures. Another attempt may succeed, as it may after a signal."""
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "free some space")
 
 
@@ -64,10 +64,10 @@ class Study:
     """The trials of a sweep or a search as runs to launch; `save` after every change.
 
     Args:
-        points: the experiment of each trial of a sweep; the one of a search, of which each trial is a copy with other
-            settings. With the specs of its environment, as plain data.
-        retries: attempts after the first that a trial has whose environment or process died.
-        confirm: runs of the best settings with other seeds that follow, 0 for none.
+        points: the experiment of each trial of a sweep, or the one of a search, whose trials are copies with other
+            settings. Each comes with the specs of its environment, as plain data.
+        retries: further attempts for a trial whose environment or process died.
+        confirm: number of runs that repeat the best settings with other seeds at the end, 0 for none.
     """
 
     folder: Path
@@ -77,7 +77,7 @@ class Study:
     confirm: int = 0
     confirmations: list[Confirmation] = field(default_factory=list[Confirmation])
     _cut_short: set[str] = field(default_factory=set[str])
-    """Names of runs that were stopped, perhaps together with the search."""
+    """Names of runs that were stopped; the search may have been stopped with them."""
 
     @property
     def sweep(self) -> bool:
@@ -86,7 +86,7 @@ class Study:
 
     @property
     def line(self) -> str:
-        """The command that goes on with it."""
+        """The command that continues the study."""
         return f"penstock {'launch' if self.sweep else 'tune'} {self.folder}"
 
     @property
@@ -104,9 +104,9 @@ class Study:
         return self.points[trial.number][0].run.steps if self.sweep else trial.goal
 
     def take(self) -> Run | None:
-        """The run to begin or go on with: a trial's, and once all have ended those that confirm the best.
+        """The next run to begin or continue: one of a trial; once all trials have ended, one that confirms the best.
 
-        None if there is none, at least until another has ended.
+        None if there is no such run, at least until another run has ended.
         """
         while (trial := self.search.take()) is not None:
             due, self.search.due = self.search.due, []
@@ -118,7 +118,7 @@ class Study:
                 self.save()
         if not self.search.over:
             return None
-        self._planconfirmation_from_plain()
+        self._plan_confirmations()
         for c in self.confirming:
             if c.run.status in ("waiting", "stopped"):
                 if not self._used_up(c):
@@ -161,13 +161,13 @@ class Study:
         return self.folder / SETTINGS / "best" / CONFIG
 
     def started(self, run: Run) -> None:
-        """Writes the settings of a new run, and study.json, which then says that it may have begun."""
+        """Writes study.json, which then says that the run may have begun, and the settings of a new run."""
         self.save()
         if not has_checkpoint(self.run_dir(run)):
             self._write_settings(run.name, self._experiment_of(run), self.trial_of(run) or self.search.best)
 
     def ended(self, run: Run) -> None:
-        """Notes the score or the failure of a run; what follows from it is carried out and saved.
+        """Notes the score or the failure of a run, carries out what follows from it, and saves.
 
         Raises ConfigError if the run does not report the metric.
         """
@@ -182,14 +182,14 @@ class Study:
         elif run.status == "failed":
             self._failed(trial, run)
         else:
-            trial.state = "waiting"  # in study.json, should the metric be unknown
+            trial.state = "waiting"  # saved first, as `_score` raises if the metric is unknown
             self.save()
             score, steps = self._score(self.run_dir(run))
             self.follow(self.search.tell(trial, score, steps))
         self.save()
 
     def follow(self, decisions: Sequence[Decision]) -> None:
-        """Makes the runs that decisions ask for: copies of other members' states.
+        """Makes the runs that decisions ask for, each a copy of another member's state.
 
         A member whose explored settings contradict each other counts as failed.
         """
@@ -202,7 +202,7 @@ class Study:
             except ConfigError as error:
                 self.follow(self.search.fail(trial, f"settings: {error}"))
                 continue
-            if not (self.run_dir(trial.run) / CONFIG).is_file():  # else made before a kill, and not saved any more
+            if not (self.run_dir(trial.run) / CONFIG).is_file():  # a process killed before its save may have made it
                 fork_run(source, self.run_dir(trial.run), exp, self.points[0][1])
 
     def trial_of(self, run: Run) -> Trial | None:
@@ -238,13 +238,13 @@ class Study:
         remember(self.folder / STATE, digest(self.search.settings))
 
     def keep_init(self) -> None:
-        """Copies the parameters that trials start from, so that the run which has them may go on or go away."""
+        """Copies the parameters that trials start from, so that their run may be continued or deleted."""
         for source, target in zip(runs_of(self.search.settings.init), self.init_dirs()):
             if not (target / CONFIG).is_file():
                 copy_parameters(Path(source), target)
 
     def init_dirs(self) -> list[Path]:
-        """Where these copies are: one, or one for each policy."""
+        """The directories of `keep_init`'s copies: one, or one for each policy."""
         given, folder = self.search.settings.init, self.folder / INIT
         return [folder / str(i) for i in range(len(given))] if isinstance(given, dict) else [folder] if given else []
 
@@ -276,9 +276,9 @@ class Study:
                 c.run.status, c.score = "finished", self._score(self.run_dir(c.run))[0]
 
     def retry(self, names: Sequence[str]) -> None:
-        """Has runs that failed wait again, all ([]) or by name.
+        """Queues failed runs again: those named, or all of them for [].
 
-        Raises ConfigError for others.
+        Raises ConfigError for a name that is no failed run.
         """
         failed = {t.run.name: t for t in self.search.trials if t.state == "failed" and t.run.attempts}
         study = {c.run.name: c for c in self.confirmations if c.run.status == "failed"}
@@ -313,7 +313,7 @@ class Study:
         return f"{reason_of(run)}: {said[-1] if said else 'it said nothing'}"
 
     def _used_up(self, item: Trial | Confirmation) -> bool:
-        """True if a run was stopped, not with the search, which takes none after a signal, and has no attempt left."""
+        """True if a run was stopped and has no attempt left. If the search was stopped too, it takes no run at all."""
         run = item.run
         if run.name not in self._cut_short:
             return False
@@ -336,7 +336,7 @@ class Study:
         else:
             self._cut_short.add(run.name)
 
-    def _planconfirmation_from_plain(self) -> None:
+    def _plan_confirmations(self) -> None:
         best, known = self.search.best, {c.seed for c in self.confirming}
         for seed in range(self.exp.run.seed + 1, self.exp.run.seed + self.confirm + 1):
             if best is not None and seed not in known:
@@ -379,7 +379,7 @@ class Study:
         remember(folder / CONFIG, hashlib.sha256(config).hexdigest())
 
     def _has_ended(self, run: Run, goal: int) -> bool:
-        """True if a run ended of itself, in a search at its goal: it may be to go on from an earlier one."""
+        """True if a run ended by itself; in a search it must be at `goal`, as it may have ended at an earlier one."""
         try:
             state = load_checkpoint(find_checkpoint(self.run_dir(run))).state["trainer"]
             return bool(state["finished"]) and (self.sweep or int(state["env_steps"]) >= goal)
@@ -397,7 +397,7 @@ class Study:
                 or self.sweep
                 or any(score is not None for t in self.search.trials for score in t.scores.values())
             ):
-                return None, int(last["step"])  # others have it
+                return None, int(last["step"])  # other runs report it
             known = {name for name in last if "/" in name}
             raise ConfigError(
                 f"--metric {metric}: {run_dir} does not report it at the end; {nearest(metric, known)}. "
@@ -443,5 +443,5 @@ def open_study(folder: Path, trust: bool = False, **given: Any) -> Study:
 def make_study(
     folder: Path, points: Sequence[tuple[Experiment, Mapping[str, Any]]], settings: SearchSettings, **given: Any
 ) -> Study:
-    """A study of which nothing has begun; nothing is written. See `Study` for the arguments."""
+    """A new study in which no trial has begun; writes nothing. See `Study` for the arguments."""
     return Study(folder, points, Search(settings, lambda values: override(points[0][0], values)), **given)

@@ -1,4 +1,4 @@
-"""Ahead: the batches of a sampler that works ahead of its learner, from those asked for to those handed out."""
+"""Ahead: the queue of a sampler that works ahead of its learner; a batch is requested, collected, handed out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.samplers.episodes import Episodes, join_episodes
 class Ahead:
     """The queue of batches between their collector and the learner.
 
-    Batch k is released when the learner asks for batch k - depth, that is, when training on batch k - 1 - depth is
-    finished. The first depth + 1 batches are released at once.
+    Batch k is released when the learner asks for batch k - depth; it has then finished training on batch
+    k - 1 - depth. The first depth + 1 batches are released at once.
 
     Args:
-        depth: number of released batches that the learner has not been given, between two calls.
+        depth: number of released batches that the learner does not have yet, counted between two of its calls.
     """
 
     def __init__(self, depth: int) -> None:
@@ -33,11 +33,11 @@ class Ahead:
         self.next = 0
         """Number of the batch that the learner is given next."""
         self.released = 0
-        """Number of the first batch that is not released; 0 before the first."""
+        """Number of the first batch that is not released yet; 0 while none is released."""
         self.versions: dict[int, int] = {}
-        """By number, the parameters with which released batches are asked for, until they are collected."""
+        """By batch number, the version of the parameters to collect a released batch with, until it is collected."""
         self.waiting: dict[int, Episodes] = {}
-        """By number, the episodes of batches that are collected and not handed out."""
+        """By batch number, the episodes of collected batches that are not handed out yet."""
         self.lag: dict[str, float] = {}
         """`sampler/lag` metrics of the last batch that had a valid row."""
         self._buffers: Sequence[Sequence[SampleBatch]] = ()
@@ -61,7 +61,7 @@ class Ahead:
             x[...] = y
 
     def release(self, itr: int, version: int) -> range:
-        """Returns the numbers of the batches to ask for, with parameters `version`, when the learner wants batch `itr`.
+        """Releases batches when the learner wants `itr`; returns their numbers, to request with parameters `version`.
 
         Raises:
             ConfigError: another batch is next.
@@ -79,12 +79,12 @@ class Ahead:
         return numbers
 
     def forget(self) -> None:
-        """Takes back the release of batches that nobody will collect any more."""
+        """Revokes the release of batches that will not be collected any more."""
         self.released = self.next
         self.versions.clear()
 
     def take(self) -> Episodes:
-        """Hands out the next batch, which waits; returns the episodes that ended in it."""
+        """Hands out the next batch, which must be waiting; returns the episodes that ended in it."""
         itr, self.next = self.next, self.next + 1
         self.versions.pop(itr, None)
         return self.waiting.pop(itr)
@@ -94,10 +94,10 @@ class Ahead:
         self.lag |= lags(self.buffer(self.next - 1), version)
 
     def state_dict(self, inner: Any, opened: Any) -> dict[str, Any]:
-        """The numbers, and copies of the batches that wait: all that are released, which must be collected by now.
+        """The numbers, and copies of the waiting batches. Every released batch must have been collected by now.
 
         Args:
-            inner: state of what collects, after the last of them. opened: [B] int64, number of each slot's episode.
+            inner: the collector's state after the last waiting batch. opened: [B] int64, number of each slot's episode.
         """
         waiting = {str(itr): waiting_state(self.buffer(itr), x) for itr, x in sorted(self.waiting.items())}
         return {"released": self.released, "next": self.next, "inner": inner, "waiting": waiting, "opened": opened}
@@ -109,14 +109,14 @@ class Ahead:
             raise CheckpointError(f"the checkpoint holds {ahead} batches ahead; this sampler has depth={self.depth}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`, after the collector has loaded `inner`, which may write to the buffers."""
+        """Inverse of `state_dict`; to call after the collector has loaded `inner`, as that may write to the buffers."""
         self.released, self.next = state["released"], state["next"]
         self.waiting = {int(itr): Episodes(**kept["episodes"]) for itr, kept in state["waiting"].items()}
         for itr, kept in state["waiting"].items():
             self.write(int(itr), kept["rows"])
 
     def join_states(self, states: Sequence[State]) -> State:
-        """The state of one sampler of all slots, as `Divisible.join_states`; what collects is a LiveSampler."""
+        """Joins states into one of all slots, as `Divisible.join_states`; the collectors must be LiveSamplers."""
         first = states[0]
         if not first["released"]:
             return first

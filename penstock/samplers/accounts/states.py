@@ -1,4 +1,4 @@
-"""States of samplers divided by slots: that of a LiveSampler, and what all that are divided have in common."""
+"""States of samplers that are divided by slots: that of a LiveSampler, and what all such samplers have in common."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class LiveState:
     row: Tree
     """[B, ...] inputs in the last row, as `last_row` returns them."""
     agent_states: Tree
-    """[B, ...] recurrent states after it; None for those before an episode."""
+    """[B, ...] recurrent states after that row; None: the states before an episode."""
     stats: State
-    """State of an EpisodeStats; of many agents empty, since their pool keeps the sums."""
+    """State of an EpisodeStats; empty with many agents, as their pool keeps the sums."""
     journal: Sequence[Any]
     """State of a Journal; empty where nothing is kept to replay."""
     out_of_bounds: Tree
@@ -36,7 +36,7 @@ class LiveState:
 
     @classmethod
     def resetting(cls, pool: PoolState, collected: bool, row: Tree, out_of_bounds: Tree) -> LiveState:
-        """The state of slots that lost their open episodes, with this last row; `pool` is a `PoolState.resetting`."""
+        """The state of slots that lost their open episodes, with last row `row`; `PoolState.resetting` makes `pool`."""
         B = len(pool.episode)
         stats, journal = EpisodeStats(B, 0.0).state_dict(), Journal(B, 0).state_dict()
         return cls(collected, pool, row, None, stats, journal, out_of_bounds)
@@ -53,7 +53,7 @@ class LiveState:
 
     @classmethod
     def join_states(cls, states: Sequence[State]) -> State:
-        """Plain state of one sampler of all slots, from those of samplers of consecutive ones: see `Divisible`."""
+        """Joins plain states of samplers of consecutive slots into one of a sampler of all slots: see `Divisible`."""
         parts = [cls.from_plain(x) for x in states]
         stats = [x.stats for x in parts]
         return cls(
@@ -106,7 +106,7 @@ def side_by_side(trees: Sequence[Tree]) -> Tree:
 
 
 def columns_of(tree: Tree, slots: slice, total: int, axis: int = 0) -> Tree:
-    """Views of the columns of some of `total` slots along an axis; each has as many as its policy has seats."""
+    """Views of the columns of `slots`, out of `total` slots on an axis; each seat of a slot is a column."""
 
     def columns(x: Any) -> Any:
         seats = x.shape[axis] // total
