@@ -189,7 +189,7 @@ class Trajectories:
     """
 
     def __init__(self, rows: int, slots: int) -> None:
-        names = "stretch", "stretch.last"  # in checkpoints since 0.1.0
+        names = "stretch", "stretch.last"
         self.plan: Plan = {name: ((rows, slots), np.dtype(np.int64)) for name in names}
         self._rows = rows
 

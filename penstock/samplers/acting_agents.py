@@ -64,7 +64,7 @@ class ActingAgents:
     def agents(self) -> tuple[Agent, ...]:
         """One for each policy. Raises ConfigError before `take` and after `close`."""
         if not self._agents:
-            given = "policies.agents" if self.seating.many else "policy.agent"
+            given = "policies.agents" if self.many else "policy.agent"
             raise ConfigError(
                 "the sampler was shut down; build another"
                 if self._closed
@@ -87,7 +87,7 @@ class ActingAgents:
         steps: list[tuple[Tree, Tree]] = []
         for policy, agent, spec, seats in zip(seating.policies, agents, seating.specs, seating.seats):
             if agent.spec != spec:
-                whose = f"the agent of policy {policy!r}" if seating.many else "the agent"
+                whose = f"the agent of policy {policy!r}" if self.many else "the agent"
                 raise ConfigError(f"{whose} was built for {agent.spec}; this sampler's environment has {spec}")
             agent.set_slots(self.total_slots * seats)
             steps.append(examples(agent, spec))
@@ -95,13 +95,13 @@ class ActingAgents:
         self._agents = agents
         self.infos, self.states = [info for info, _ in steps], [state for _, state in steps]
         views = [self._shown(spec, *each) for spec, each in zip(seating.specs, steps)]
-        return self.by_id(views) if seating.many else views[0]
+        return self.by_id(views) if self.many else views[0]
 
     def _in_order(self, given: Agents) -> tuple[Agent, ...]:
         """The agents in the order of the policies. Raises ConfigError if they belong to other policies."""
         ids = self.seating.policies
         if isinstance(given, Mapping):
-            if not self.seating.many and len(given) == 1:
+            if not self.many and len(given) == 1:
                 return tuple(given.values())
             if given.keys() != set(ids):
                 wrong = [f"{name!r}: {nearest(name, ids)}" for name in given if name not in ids]

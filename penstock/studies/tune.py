@@ -178,10 +178,9 @@ def search_settings(
     init: Init | None = None,
 ) -> SearchSettings:
     """The settings of a search, checked against its experiment. Raises ConfigError."""
-    evaluated = exp.run.eval_episodes > 0
     if metric is None:
-        metric = "eval/mean_reward" if evaluated else "rollout/ep_rew_mean"
-    elif metric.startswith("eval/") and not evaluated:
+        metric = _usual_metric(exp)
+    elif metric.startswith("eval/") and not exp.run.eval_episodes:
         raise ConfigError(
             f"--metric {metric} with run.eval_episodes=0: no trial would have it; set eval_episodes, usually 20, or "
             "use --metric rollout/ep_rew_mean"
@@ -224,12 +223,17 @@ def sweep_settings(
         scheduler="none",
         trials=len(exps),
         suggest=GRID,
-        metric=metric or ("eval/mean_reward" if first.eval_episodes > 0 else "rollout/ep_rew_mean"),
+        metric=metric or _usual_metric(exps[0]),
         mode=mode,
         seed=first.seed,
         init="" if init is None else absolute(read(init)),
         measured=measured,
     )
+
+
+def _usual_metric(exp: Experiment) -> str:
+    """The score of a run for which none is named."""
+    return "eval/mean_reward" if exp.run.eval_episodes else "rollout/ep_rew_mean"
 
 
 def check_grid(paths: Iterable[str]) -> None:

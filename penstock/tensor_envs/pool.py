@@ -39,7 +39,7 @@ class _Row:
 class TensorPool(EnvPool):
     """An `EnvPool` of a VectorEnv with torch tensors on `env.device` as arrays; the batches lie there too.
 
-    Nothing in a step waits for the device. Types, shapes, dtypes and devices of answers are checked in every step,
+    A step never waits for the device. Types, shapes, dtypes and devices of answers are checked in every step,
     values once a batch. Like every native batched environment it takes one seed for all slots, so placement invariance
     and exact resume do not hold.
 

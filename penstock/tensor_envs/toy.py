@@ -17,7 +17,8 @@ from penstock.core.tree import Tree, tree_map
 class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
     """B environments as tensors: `fresh` opens episodes, `advance` steps all, `observe` shows a state.
 
-    Nothing waits for the device: at every step every slot is both advanced and reset, and the valid one is chosen.
+    A step never waits for the device: it computes the next state and a fresh one for every slot, then selects one of
+    the two by whether the slot's episode has ended.
 
     Args:
         max_episode_steps: an episode is truncated after this many.

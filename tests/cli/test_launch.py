@@ -112,15 +112,17 @@ def test_runs_measure_on_their_own_cpus(words: tuple[str, ...], measure: list[st
 
 def test_a_failure_is_shown_with_the_end_of_its_log_and_tune_goes_on_with_a_sweep(cli: Cli, stood_in: Path) -> None:
     grid = ("launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "1", "--grid", "run.progress=plain,off")
-    (stood_in.parent / "stand-in" / "__main__.py").write_text(fakes.FAKE.replace('what == "bad"', 'what == "off"'))
+    failing = fakes.FAKE.replace('what == "bad"', 'what == "off"').replace("the licence", r"\x1b[2J\x1b]0;x\x07the licence")
+    (stood_in.parent / "stand-in" / "__main__.py").write_text(failing)
     said = cli(*grid)
     assert said.code == 1, said.both
     for words in (
         "progress=off_s0 failed: exit code 3 (environment)", "its log: x/logs/progress=off_s0.log, which ends",
-        "  | the licence has expired", "once more: penstock launch x --retry", "x: 1 of 2 trials finished, 1 failed",
+        r"  | \x1b[2J\x1b]0;x\x07the licence has expired", "once more: penstock launch x --retry", "x: 1 of 2 trials finished, 1 failed",
         "curves:    penstock plot x",
     ):  # fmt: skip
         assert words in said.out
+    assert r"exit code 3 (environment): \x1b[2J" in said.out and not {"\x1b", "\x07"} & {*said.both}
     (stood_in.parent / "stand-in" / "__main__.py").write_text(fakes.FAKE)
     said = cli("tune", "x", "--retry", "progress=off_s0", "--parallel", "1")
     assert said.code == 0, said.both

@@ -274,11 +274,6 @@ def test_a_replay_that_differs_on_the_way_is_cut_though_it_arrives(what: str, de
     off = 0.25
     resumed.load_state_dict(state)
     assert resumed.cut_slots == ([] if what == "nothing" else [0, 1])
-    for slot in state["journal"]:  # as 0.1.0 stored it
-        del slot["unseen"], slot["digest"]
-    resumed = made()
-    resumed.load_state_dict(state)
-    assert resumed.cut_slots == []
 
 
 def test_an_observation_out_of_bounds_that_training_let_pass_is_restored():

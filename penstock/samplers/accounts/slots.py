@@ -295,12 +295,11 @@ class Journal:
         return [{"known": x is not None, **(OpenEpisode(None) if x is None else x)._asdict()} for x in found]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Inverse of `state_dict`. An episode stored by 0.1.0 has no digest; it gets one of the rows that follow."""
+        """Inverse of `state_dict`."""
         self._known = np.array([slot["known"] for slot in state], bool)
         self._set([slot["actions"] for slot in state])
-        lengths = self._rows - self._opened
-        self._unseen[:] = [slot.get("unseen", n + 1) for slot, n in zip(state, lengths.tolist())]
-        digests = [slot.get("digest", ()) for slot in state]
+        self._unseen[:] = [slot["unseen"] for slot in state]
+        digests = [slot["digest"] for slot in state]
         leaves = max(map(len, digests), default=0)
         self._digests = [list(sums) for sums in zip(*([*x, *[0] * (leaves - len(x))] for x in digests))]
 
