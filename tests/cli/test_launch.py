@@ -112,7 +112,9 @@ def test_runs_measure_on_their_own_cpus(words: tuple[str, ...], measure: list[st
 
 def test_a_failure_is_shown_with_the_end_of_its_log_and_tune_goes_on_with_a_sweep(cli: Cli, stood_in: Path) -> None:
     grid = ("launch", "ppo", "--env", "CartPole-v1", "--dir", "x", "--slots", "1", "--grid", "run.progress=plain,off")
-    failing = fakes.FAKE.replace('what == "bad"', 'what == "off"').replace("the licence", r"\x1b[2J\x1b]0;x\x07the licence")
+    failing = fakes.FAKE.replace('what == "bad"', 'what == "off"').replace(
+        "the licence", r"\x1b[2J\x1b]0;x\x07the licence"
+    )
     (stood_in.parent / "stand-in" / "__main__.py").write_text(failing)
     said = cli(*grid)
     assert said.code == 1, said.both
