@@ -161,22 +161,5 @@ def test_of_large_observations_a_part_is_digested():
         assert thinned(np.zeros((2, 3, size))).shape == (3, 2, read)
 
 
-def test_an_episode_stored_without_a_digest_gets_one_of_what_follows():
-    batches = random_batches(np.random.default_rng(0), 3, 1, 2, 0.0)
-    journal = Journal(1, 100)
-    journal.record(JournalViews(batches[0]))
-    old = [{"known": slot["known"], "actions": slot["actions"]} for slot in journal.state_dict()]
-    again = Journal(1, 100)
-    again.load_state_dict(old)
-    found = again.episode(0)
-    assert found is not None
-    assert (found.unseen, list(found.digest)) == (4, [])  # observations 0 to 3 came before
-    again.record(JournalViews(batches[1]))
-    found = again.episode(0)
-    assert found is not None
-    assert found.unseen == 4
-    assert found.digest == [zlib.crc32(batches[1].obs[1:].tobytes()), zlib.crc32(batches[1].reward.tobytes())]
-
-
 def test_before_the_first_batch_nothing_is_known_and_nothing_is_lost():
     assert Journal(2, 5).state_dict() == [{"known": True, "actions": None, "unseen": 0, "digest": []}] * 2

@@ -57,6 +57,8 @@ def stand_in(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "sitecustomize.py").write_text(f"import penstock\npenstock.__path__.insert(0, {str(inside)!r})\n")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))  # the working folder is not searched
+    # A text of the same size written within the same second would be taken for the compiled one.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
 
 class Seen:
