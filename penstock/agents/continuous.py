@@ -37,7 +37,8 @@ class Critics(nn.Module):
     def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.stack = StackedMLP(k, self.encoder.size + actions, net.hidden)
+        inputs = self.encoder.size + actions
+        self.stack = StackedMLP(k, inputs, net.hidden, activation=net.activation, init=net.init)
 
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
@@ -56,7 +57,7 @@ class Actor(nn.Module):
     def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None, init=net.init)
         size = self.mlp.size
         self.out = (
             StateDependentOutput(size, outputs // 2, net.log_std(_LOG_STD), _CLIP_MEAN)
@@ -113,8 +114,8 @@ class ControlAgent(Agent):
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         size = self.box.size
-        self.actor = Actor(spec, net, 2 * size if self._gaussian else size)
-        self.critics = Critics(spec, net, size, critics)
+        self.actor = Actor(spec, net.of("actor"), 2 * size if self._gaussian else size)
+        self.critics = Critics(spec, net.of("critic"), size, critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None

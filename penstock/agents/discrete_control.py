@@ -21,15 +21,16 @@ from penstock.core.tree import Tree
 
 
 class ChoiceNetwork(nn.Module):
-    """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks of relu layers."""
+    """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks."""
 
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net, actions: int, k: int | None) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         size = self.encoder.size
-        self.mlp = MLP(size, net.hidden, net.activation) if k is None else None
+        self.mlp = MLP(size, net.hidden, net.activation, init=net.init) if k is None else None
         self.out = nn.Linear(net.hidden[-1] if net.hidden else size, actions) if k is None else None
-        self.stack = StackedMLP(k, size, net.hidden, actions) if k is not None else None
+        stack = None if k is None else StackedMLP(k, size, net.hidden, actions, net.activation, net.init)
+        self.stack = stack
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
@@ -69,8 +70,8 @@ class DiscreteControlAgent(Agent):
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        self.actor = ChoiceNetwork(spec, self.preparation.obs, net, self.actions, None)
-        self.critics = ChoiceNetwork(spec, self.preparation.obs, net, self.actions, critics)
+        self.actor = ChoiceNetwork(spec, self.preparation.obs, net.of("actor"), self.actions, None)
+        self.critics = ChoiceNetwork(spec, self.preparation.obs, net.of("critic"), self.actions, critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(1))
         self.register_buffer("warm", torch.ones(1))

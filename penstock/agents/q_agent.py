@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent, follow
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP, surely, through
+from penstock.agents.mlp import MLP, out_of, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
-from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, flattened
@@ -91,7 +90,9 @@ class QNetwork(nn.Module):
         super().__init__()
 
         def layers(inputs: int, hidden: tuple[int, ...]) -> nn.Module:
-            return MLP(inputs, hidden, net.activation, gain=None) if sigma is None else NoisyMLP(inputs, hidden, sigma)
+            if sigma is None:
+                return MLP(inputs, hidden, net.activation, gain=None, init=net.init)
+            return NoisyMLP(inputs, hidden, sigma, net.activation)
 
         def linear(inputs: int, outputs: int) -> nn.Module:
             return nn.Linear(inputs, outputs) if sigma is None else NoisyLinear(inputs, outputs, sigma)
@@ -124,20 +125,16 @@ class QNetwork(nn.Module):
         return self._head(out), state
 
     def _head(self, x: Tensor) -> Tensor:
-        advantage = self._shaped(_stream(self.advantage_stream, x, self.advantage))
+        advantage = self._shaped(out_of(self.advantage_stream, x, self.advantage))
         if self.value is None:
             return advantage
-        value = _stream(self.value_stream, x, self.value)
+        value = out_of(self.value_stream, x, self.value)
         return ops.dueling(
             value if self.outputs == 1 else value.unsqueeze(-2), advantage, dim=-1 if self.outputs == 1 else -2
         )
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x if self.outputs == 1 else x.unflatten(-1, (self.actions, self.outputs))
-
-
-def _stream(layers: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
-    return in_full(out, x) if layers is None else through(layers, x, out)
 
 
 class QAgent(Agent):
@@ -183,6 +180,7 @@ class QAgent(Agent):
         super().__init__()
         if net.use_sde:
             raise ConfigError("net.use_sde=True with one choice for an action; gSDE is for boxes, in PPO, A2C and SAC")
+        net.refuse_parts("Q-learning")
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
             raise ConfigError(
