@@ -6,7 +6,8 @@ Actors and critics work in [-1, 1]; the record and the environment see the envir
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, NamedTuple
+import math
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standa
 from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
+from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -31,6 +33,41 @@ _LOG_STD = -3.0
 """First log deviation of gSDE's weights, as there."""
 
 
+class ControlSettings(Protocol):
+    """Settings that `control_agent` reads; besides `critics` and, with a Gaussian actor, `alpha`."""
+
+    @property
+    def net(self) -> Net: ...
+    @property
+    def discount(self) -> float: ...
+
+
+def control_agent(
+    spec: EnvSpec, settings: ControlSettings, actor: nn.Module | None = None, critics: nn.Module | None = None
+) -> ControlAgent:
+    """The default `agent` of SAC, TD3, DDPG and CQL on boxes, or that agent with networks of your own.
+
+    Args:
+        actor: maps observations [N, *O] to [N, 2 size], means and log deviations before tanh; for TD3 and DDPG to
+            [N, size], the action before tanh. critics: `ActionCritics`. Targets are copies.
+    """
+    temperature = getattr(settings, "alpha", None)
+    agent = ControlAgent(
+        spec,
+        settings.net,
+        settings.discount,
+        getattr(settings, "critics", 1),
+        "point" if temperature is None else "gaussian",
+        type(settings).__name__,
+        target_actor=temperature is None,
+        actor=actor,
+        own_critics=critics,
+    )
+    if agent.log_alpha is not None and temperature not in (None, "auto"):
+        agent.log_alpha.data.fill_(math.log(float(temperature)))
+    return agent
+
+
 class Critics(nn.Module):
     """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q."""
 
@@ -43,6 +80,12 @@ class Critics(nn.Module):
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
         return self.stack(torch.cat([features, action], -1)).squeeze(-1)
+
+    def each(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
+        """[k, N, m] of actions [N, m, size], with the features of an observation made once."""
+        features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
+        rows = torch.cat([features.unsqueeze(1).expand(-1, action.shape[1], -1), action], -1)
+        return self.stack(rows.flatten(0, 1)).unflatten(1, action.shape[:2]).squeeze(-1)
 
     def smallest(self, inputs: Inputs, obs: Tree, action: Tensor, of: int | None) -> Tensor:
         """[N] the least Q of the first `of` critics; only the actions get a gradient."""
@@ -103,6 +146,9 @@ class ControlAgent(Agent):
         kind: Literal["gaussian", "point"],
         algo: str,
         target_actor: bool = False,
+        *,
+        actor: nn.Module | None = None,
+        own_critics: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if net.is_recurrent:
@@ -114,8 +160,19 @@ class ControlAgent(Agent):
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         size = self.box.size
-        self.actor = Actor(spec, net.of("actor"), 2 * size if self._gaussian else size)
-        self.critics = Critics(spec, net.of("critic"), size, critics)
+        if actor is not None and net.use_sde:
+            raise ConfigError("net.use_sde=True with an actor of your own; gSDE needs the built-in one")
+        outputs = 2 * size if self._gaussian else size
+        self.actor: Any = (
+            Actor(spec, net.of("actor"), outputs)
+            if actor is None
+            else own_network("actor", actor, self.preparation.obs, (outputs,))
+        )
+        self.critics: Any = (
+            Critics(spec, net.of("critic"), size, critics)
+            if own_critics is None
+            else own_action_critics(own_critics, self.preparation.obs, size)
+        )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import math
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,40 @@ from penstock.agents.critics import StackedMLP
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
+from penstock.agents.own.networks import own_discrete_critics, own_network
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree
+
+
+class DiscreteControlSettings(Protocol):
+    """Settings that `discrete_control_agent` reads."""
+
+    @property
+    def net(self) -> Net: ...
+    @property
+    def discount(self) -> float: ...
+    @property
+    def critics(self) -> int: ...
+    @property
+    def alpha(self) -> float | Literal["auto"]: ...
+
+
+def discrete_control_agent(
+    spec: EnvSpec, settings: DiscreteControlSettings, actor: nn.Module | None = None, critics: nn.Module | None = None
+) -> DiscreteControlAgent:
+    """The default `agent` of DiscreteSAC, or that agent with networks of your own.
+
+    Args:
+        actor: maps observations [N, *O], without their mask, to logits [N, A]. critics: to Q [k, N, A] of k critics.
+            Targets are copies.
+    """
+    agent = DiscreteControlAgent(spec, settings.net, settings.discount, settings.critics, actor, critics)
+    if settings.alpha != "auto":
+        agent.log_alpha.data.fill_(math.log(settings.alpha))
+    return agent
 
 
 class ChoiceNetwork(nn.Module):
@@ -52,7 +82,15 @@ class DiscreteControlAgent(Agent):
 
     warm: Tensor
 
-    def __init__(self, spec: EnvSpec, net: Net, discount: float, critics: int) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        net: Net,
+        discount: float,
+        critics: int,
+        actor: nn.Module | None = None,
+        own_critics: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         if net.is_recurrent:
             raise ConfigError(
@@ -70,8 +108,17 @@ class DiscreteControlAgent(Agent):
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        self.actor = ChoiceNetwork(spec, self.preparation.obs, net.of("actor"), self.actions, None)
-        self.critics = ChoiceNetwork(spec, self.preparation.obs, net.of("critic"), self.actions, critics)
+        seen = self.preparation.obs
+        self.actor = (
+            ChoiceNetwork(spec, seen, net.of("actor"), self.actions, None)
+            if actor is None
+            else own_network("actor", actor, seen, (self.actions,))
+        )
+        self.critics = (
+            ChoiceNetwork(spec, seen, net.of("critic"), self.actions, critics)
+            if own_critics is None
+            else own_discrete_critics(own_critics, seen, self.actions)
+        )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(1))
         self.register_buffer("warm", torch.ones(1))

@@ -145,7 +145,7 @@ class Net:
 
     def refuse_parts(self, algo: str) -> None:
         """Raises ConfigError if settings of an actor or a critic are given for agents with one network."""
-        given = {"actor_hidden": self.actor_hidden, "critic_hidden": self.critic_hidden}
+        given: dict[str, Any] = {"actor_hidden": self.actor_hidden, "critic_hidden": self.critic_hidden}
         given["critic_recurrent"] = None if self.critic_recurrent == "shared" else self.critic_recurrent
         for name, value in given.items():
             if value is not None:
@@ -374,7 +374,7 @@ class Encoder(nn.Module):
         if net.encoder_weights is not None or net.encoder_freeze:
             start_encoders(encoders or {self.paths[int(i)]: image for i, image in self.images.items()}, net)
         for key, module in encoders.items():
-            check_encoder(key, module, obs if key is None else obs[key], net)
+            check_encoder(key, module, obs if key is None else obs[key], net)  # pyright: ignore[reportIndexIssue]
 
     @property
     def sees_images(self) -> bool:

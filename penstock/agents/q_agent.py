@@ -16,6 +16,7 @@ from penstock.agents.distributions import MASKED
 from penstock.agents.mlp import MLP, out_of, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
+from penstock.agents.own.networks import own_q_network
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, flattened
@@ -49,9 +50,14 @@ class QSettings(Protocol):
     def records_q(self) -> bool: ...
 
 
-def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
-    """The default `agent` of DQN and R2D1."""
-    return QAgent(
+def q_agent(spec: EnvSpec, settings: QSettings, network: nn.Module | None = None) -> QAgent:
+    """The default `agent` of DQN and R2D1, or that agent with a Q network of your own.
+
+    Args:
+        network: maps observations [N, *O], without their mask, to Q [N, A], or to [N, A, K] atoms or quantiles; for
+            R2D1 a `RecurrentQNetwork`. It replaces what `net` and `dueling` describe; its target is a copy.
+    """
+    agent = QAgent(
         spec,
         settings.net,
         settings.discount,
@@ -63,7 +69,12 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
         ladder=settings.ladder,
         records_q=settings.records_q,
         eps_eval=getattr(settings, "eps_eval", 0.0),
+        network=network,
     )
+    if getattr(settings, "distributional", "none") == "c51":
+        ends: Any = settings
+        agent.atoms = torch.linspace(ends.v_min, ends.v_max, ends.n_atoms)
+    return agent
 
 
 class QNetwork(nn.Module):
@@ -154,6 +165,7 @@ class QAgent(Agent):
             evenly in logarithm from `epsilon_low` up to `epsilon` (rlpyt).
         records_q: record Q of the action and the largest Q, for priorities of fresh rows.
         eps_eval: chance of a random action in evaluations that are deterministic else.
+        network: a Q network of your own; see `q_agent`.
     """
 
     epsilon: Tensor
@@ -176,6 +188,7 @@ class QAgent(Agent):
         ladder: Ladder = "none",
         records_q: bool = False,
         eps_eval: float = 0.0,
+        network: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if net.use_sde:
@@ -200,7 +213,12 @@ class QAgent(Agent):
             body = net if net.is_recurrent else replace(net, hidden=net.hidden[:-1])
             closing = net.is_recurrent or bool(net.hidden)
         sigma = noisy_sigma if noisy else None
-        self.online = QNetwork(spec, self.preparation.obs, body, self.actions, outputs, streams, sigma, closing)
+        seen = self.preparation.obs
+        self.online: Any = (
+            QNetwork(spec, seen, body, self.actions, outputs, streams, sigma, closing)
+            if network is None
+            else own_q_network(network, spec, seen, self.actions, outputs, net.is_recurrent)
+        )
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self._ladder, self._records_q, self.is_noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3

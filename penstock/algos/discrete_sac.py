@@ -7,14 +7,13 @@ one (`entropy_share`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from penstock import ops
-from penstock.agents.discrete_control import DiscreteControlAgent
+from penstock.agents.discrete_control import DiscreteControlAgent, discrete_control_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Positive, Unit, Whole
 from penstock.core.spec import EnvSpec
@@ -92,10 +91,7 @@ def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
     """The default agent: categorical actor and `critics` critics."""
-    agent = DiscreteControlAgent(spec, cfg.net, cfg.discount, cfg.critics)
-    if cfg.alpha != "auto":
-        agent.log_alpha.data.fill_(math.log(cfg.alpha))
-    return agent
+    return discrete_control_agent(spec, cfg)
 
 
 @dataclass(frozen=True)

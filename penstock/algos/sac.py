@@ -6,14 +6,13 @@ truncated episodes bootstrap. Entropy is that of actions scaled from the environ
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from penstock import ops
-from penstock.agents.continuous import ControlAgent
+from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Number, Positive
 from penstock.core.spec import EnvSpec
@@ -99,11 +98,7 @@ def replay_fn(agent: ControlAgent, cfg: SAC) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
     """The default agent: squashed Gaussian actor and `critics` critics."""
-    agent = ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "SAC")
-    if cfg.alpha != "auto":
-        assert agent.log_alpha is not None
-        agent.log_alpha.data.fill_(math.log(cfg.alpha))
-    return agent
+    return control_agent(spec, cfg)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ def check_module(
             again, fewer = call(obs), call(tree_map(lambda x: x[-2:], obs))
             module.eval()
             acting = call(obs)
+        except ConfigError:
+            raise
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
             raise ConfigError(
                 f"{name} fails on {ROWS} observations of {describe(spec)}: {type(error).__name__}: "
