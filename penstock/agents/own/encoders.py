@@ -93,16 +93,20 @@ def module_name(key: str | None, number: int) -> str:
 
 def encoder_name(encoder: Any) -> str:
     """`module:NAME` or the name of a class or function, for messages."""
-    return encoder if isinstance(encoder, str) else getattr(encoder, "__name__", repr(encoder))
+    return encoder if isinstance(encoder, str) else getattr(encoder, "__name__", type(encoder).__name__)
 
 
 def _made(at: str, encoder: Any, spec: Tree) -> nn.Module:
     if isinstance(encoder, nn.Module):
         raise ConfigError(
-            f"{at:.80} is a module that was made already; expected its class or a function of the observation's spec, "
+            f"{at} is a module that was made already; expected its class or a function of the observation's spec, "
             "since actor, critic and targets have one each: net.encoder=MyEncoder"
         )
-    module = (import_object(encoder) if isinstance(encoder, str) else encoder)(spec)
+    try:
+        make = import_object(encoder) if isinstance(encoder, str) else encoder
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from error
+    module = make(spec)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{at} returned {type(module).__name__}; expected a torch.nn.Module with the int `features`")
     _features(at, module)
