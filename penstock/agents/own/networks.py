@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.own.probe import ROWS, check_module, examples_of
+from penstock.agents.own.probe import ROWS, check_module
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
@@ -88,7 +88,7 @@ class OwnCritics(nn.Module):
         return self.network(rows, action.flatten(0, 1)).unflatten(1, (-1, m))
 
 
-def own_network(part: str, network: nn.Module, obs: Tree, shape: tuple[int, ...], axis: int = 0) -> OwnNetwork:
+def own_network(part: str, network: nn.Module, obs: Tree, shape: tuple[int | str, ...], axis: int = 0) -> OwnNetwork:
     """The network, once it has answered observations as it must; see `check_module`."""
     check_module(_name(part, network), network, network, obs, shape, axis)
     return OwnNetwork(network)
@@ -96,8 +96,7 @@ def own_network(part: str, network: nn.Module, obs: Tree, shape: tuple[int, ...]
 
 def own_discrete_critics(network: nn.Module, obs: Tree, actions: int) -> OwnNetwork:
     """Critics that value every action: [k, N, A] for any k."""
-    k = _leading(network(examples_of(obs)), 3)
-    return own_network("critics", network, obs, (k, actions), 1)
+    return own_network("critics", network, obs, ("k", actions), 1)
 
 
 def own_action_critics(network: nn.Module, obs: Tree, size: int) -> OwnCritics:
@@ -107,8 +106,7 @@ def own_action_critics(network: nn.Module, obs: Tree, size: int) -> OwnCritics:
     def call(obs: Tree) -> Tensor:
         return network(obs, action[-len(tree_leaves(obs)[0]) :])
 
-    k = _leading(call(examples_of(obs)), 2)
-    check_module(_name("critics", network), network, call, obs, (k,), 1)
+    check_module(_name("critics", network), network, call, obs, ("k",), 1)
     return OwnCritics(network)
 
 
@@ -145,8 +143,3 @@ def _name(part: str, network: object) -> str:
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{part}={network!r:.60}; expected a torch.nn.Module, made already: {part}=MyNetwork(spec)")
     return f"{part}={type(network).__name__}(...)"
-
-
-def _leading(found: object, axes: int) -> int:
-    """The first size of an answer with this many axes, the number of critics; 2 for any other, which is then refused."""
-    return len(found) if isinstance(found, Tensor) and found.ndim == axes else 2

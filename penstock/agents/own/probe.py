@@ -26,12 +26,13 @@ def examples_of(spec: Tree, rows: int = ROWS) -> Tree:
 
 
 def check_module(
-    name: str, module: nn.Module, call: Callable[[Tree], Any], spec: Tree, shape: tuple[int, ...], axis: int = 0
+    name: str, module: nn.Module, call: Callable[[Tree], Any], spec: Tree, shape: tuple[int | str, ...], axis: int = 0
 ) -> None:
     """Raises ConfigError, which begins with `name`, unless a module answers as samplers and losses need it to.
 
     Args:
-        call: the answer to observations [N, *O] of `spec`. shape: of the answer without its axis of rows.
+        call: the answer to observations [N, *O] of `spec`.
+        shape: of the answer without its axis of rows; a letter for any size.
         axis: that of the rows.
     """
     obs = examples_of(spec)
@@ -73,12 +74,18 @@ def check_module(
         )
 
 
-def _check_form(name: str, found: Any, wanted: tuple[int, ...], spec: Tree) -> None:
+def _check_form(name: str, found: Any, wanted: tuple[int | str, ...], spec: Tree) -> None:
     """Raises ConfigError unless an answer is a float32 tensor of this shape with finite numbers."""
-    if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
+    known = [x for x in wanted if isinstance(x, int)]
+    if (
+        not isinstance(found, Tensor)
+        or found.ndim != len(wanted)
+        or [n for n, x in zip(found.shape, wanted) if isinstance(x, int)] != known
+    ):
         seen = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"type {type(found).__name__}"
         raise ConfigError(
-            f"{name} returned {seen} for {ROWS} observations of {describe(spec)}; expected a tensor {list(wanted)}"
+            f"{name} returned {seen} for {ROWS} observations of {describe(spec)}; expected a tensor "
+            f"[{', '.join(map(str, wanted))}]"
         )
     if found.dtype is not torch.float32:
         raise ConfigError(f"{name} returned {found.dtype}; expected torch.float32: end its forward in .float()")
