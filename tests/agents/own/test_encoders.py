@@ -350,3 +350,26 @@ def test_an_own_encoder_acts_alike_wherever_it_is_sampled(place: str) -> None:
         found.append(policy.agent)
     for a, b in zip(found[0].parameters(), found[1].parameters()):
         assert torch.equal(a, b)
+
+
+def test_a_run_is_resumed_and_played_with_its_encoder(tmp_path: Path) -> None:
+    file = weights(tmp_path, "start.safetensors", Wide(LeafSpec("box", (4,), "float32")))
+    net = ps.Net(hidden=(), encoder="tests.agents.own.encoders:Wide", encoder_weights=file, activation="gelu")
+    algo = ps.PPO(epochs=1, lr_scales={"encoder.*": 0.5}, net=net)
+
+    def run(folder: str, steps: int) -> Any:
+        return ps.RunConfig(steps=steps, dir=str(tmp_path / folder), progress="off", eval_episodes=1)
+
+    sampler = ps.SerialSampler(T=16, B=4)
+    whole = ps.train(ps.Experiment("CartPole-v1", algo, sampler=sampler, run=run("whole", 256)))
+    ps.train(ps.Experiment("CartPole-v1", algo, sampler=sampler, run=run("part", 128)))
+    Path(file).rename(tmp_path / "moved.safetensors")
+    with pytest.raises(ConfigError, match=r"net.encoder_weights=.*cannot be read"):
+        ps.resume(tmp_path / "part", {"run.steps": 256})
+    (tmp_path / "moved.safetensors").rename(file)
+    ps.resume(tmp_path / "part", {"run.steps": 256})
+    Path(file).unlink()
+    first, second = (ps.load(str(tmp_path / name)) for name in ("whole", "part"))
+    for a, b in zip(first.agent.parameters(), second.agent.parameters()):
+        assert torch.equal(a, b)
+    assert whole.metrics["train/n_updates"] > 0
