@@ -166,7 +166,7 @@ class DQN(OffPolicySettings):
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; noisy ones use relu and ignore `activation`."""
+    """Networks of the default agent."""
     agent: AgentFn = agent_fn
 
     def __post_init__(self) -> None:
