@@ -251,7 +251,7 @@ MUTATIONS = (
     Mutation("ahead: waiting episodes keep the slots of the whole", AHEAD, ".of_slots(at)", "", "tests/run/learners/test_states.py"),
     Mutation("children: a fork of the parent keeps them alive", "processes/tether.py", "os.close(self._held)", "pass", IN_CHILD),
     Mutation("children: kept output grows", "processes/child.py", "os.ftruncate(self._output, 0)", "pass", IN_CHILD),
-    Mutation("children: leavings stay", "processes/killing.py", "    for _ in range(_ROUNDS):", "    for _ in range(0):", IN_CHILD),
+    Mutation("children: leavings stay", "processes/termination.py", "    for _ in range(_ROUNDS):", "    for _ in range(0):", IN_CHILD),
 )  # fmt: skip
 
 

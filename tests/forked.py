@@ -26,13 +26,13 @@ from penstock.processes import child
 from penstock.processes.tie import settle
 from penstock.samplers import cpu
 from penstock.studies.slots import slot_process
-from penstock.workers.checking import CheckingProcess
+from penstock.workers.env_check import CheckingProcess
 from penstock.workers.host import run_process
 
 MAINS: dict[str, Callable[[], None]] = {
     "penstock.workers.env_worker": partial(run_process, penstock.workers.env_worker.SamplingProcess),
     "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
-    "penstock.workers.checking": partial(run_process, CheckingProcess),
+    "penstock.workers.env_check": partial(run_process, CheckingProcess),
     "penstock.actors.runner_process": runner_process.main,
     "penstock.studies.slots.slot_process": slot_process.main,
 }

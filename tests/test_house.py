@@ -36,12 +36,15 @@ BOUNDED_ELSEWHERE = {
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
 }
 MAY_UNPICKLE = {
-    ("penstock/processes/shipping.py", "cloudpickle.loads"): "the one place in which what has travelled is unpickled",
+    (
+        "penstock/processes/serialization.py",
+        "cloudpickle.loads",
+    ): "the one place in which what has travelled is unpickled",
     ("penstock/workers/host.py", "unship"): "a child process reads what its own parent left in a memfd",
-    ("penstock/workers/checking.py", "unship"): "the same",
+    ("penstock/workers/env_check.py", "unship"): "the same",
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
     ("penstock/samplers/runners/share.py", "unship"): "a runner reads what its own owner sent it",
-    ("penstock/samplers/runners/packing.py", "unship"): "the same, of an agent",
+    ("penstock/samplers/runners/agent_bytes.py", "unship"): "the same, of an agent",
     ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
     ("penstock/replay/shard.py", "unship"): "a shard reads what its own learner sent it",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",

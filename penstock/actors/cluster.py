@@ -22,8 +22,8 @@ from penstock.actors.addresses import (
 )
 from penstock.actors.guard import end_cluster, start_guard
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.processes.killing import MARK, new_mark
 from penstock.processes.python import ONE_THREAD
+from penstock.processes.termination import MARK, new_mark
 
 MIN_STORE_BYTES = 80 << 20
 """Smallest object store that Ray accepts, with some to spare."""

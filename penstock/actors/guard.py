@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 from penstock.processes.child import Child
-from penstock.processes.killing import kill_marked
+from penstock.processes.termination import kill_marked
 
 _ROUNDS = 5
 """Most looks at all processes: one that is found may have started another meanwhile."""

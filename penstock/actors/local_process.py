@@ -16,7 +16,7 @@ from penstock.actors.backend import Look, RunnerError, cannot_travel
 from penstock.actors.link import Argument, Lent, Place, Shared, receive, send
 from penstock.processes.child import Child
 from penstock.processes.death import Death
-from penstock.processes.shipping import ship
+from penstock.processes.serialization import ship
 from penstock.processes.tether import Tether
 
 _MODULE = "penstock.actors.runner_process"

@@ -14,7 +14,7 @@ import penstock.actors.note as note
 from penstock.actors.link import Packet, placed, receive, send
 from penstock.core.errors import words_of
 from penstock.core.wire import encode
-from penstock.processes.shipping import unship
+from penstock.processes.serialization import unship
 
 
 def main() -> None:

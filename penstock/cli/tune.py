@@ -68,7 +68,7 @@ def run(argv: list[str], name: str = "tune") -> int:
         print(f"\npenstock {name}: what to train comes first: ALGO, or the DIR of an earlier study", file=sys.stderr)
         return 2
     from penstock.studies.slots.slots import check_backend
-    from penstock.studies.stored import stored_modules
+    from penstock.studies.study_file import stored_modules
     from penstock.studies.tune import opened, reopened
 
     check_backend(args.backend, args.address, args.cpus, args.parallel)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from penstock import ops
-from penstock.agents.acting import check_heads
 from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.example_step import check_heads
 from penstock.agents.parameters import misfit, parameters_digest
 from penstock.agents.preparation import ObsNormalizer
 from penstock.core.batch import SampleBatch, TrainBatch
@@ -29,6 +29,7 @@ from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Postpro
 from penstock.learn.clock import Clock
 from penstock.learn.columns import Columns, watches
 from penstock.learn.comm import ALONE, Comm
+from penstock.learn.generator import OwnGenerator
 from penstock.learn.optimizers import (
     NormGroups,
     check_newcomers,
@@ -43,7 +44,6 @@ from penstock.learn.optimizers import (
 from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
-from penstock.learn.seeding import OwnGenerator
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10

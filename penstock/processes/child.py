@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 from penstock.core.machine import oom_kills
 from penstock.processes.death import Death, death_of
 from penstock.processes.descriptors import read_all
-from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
 from penstock.processes.limits import refusal
 from penstock.processes.python import module_command, one_thread_environment
 from penstock.processes.stacks import stacks_of
+from penstock.processes.termination import MARK, kill_group, kill_marked, new_mark
 from penstock.processes.tether import Tether
 
 REAP_S = 60.0

@@ -1,8 +1,8 @@
 """Process of which workers that act are forked: it has imported torch, runs nothing else, and forks when it is told.
 
 A worker so is ready in milliseconds and shares the memory of its imports with the others. The learner talks with this
-process through a socket, one request at a time (see `penstock.processes.forking`). A worker is a child of this process,
-which therefore reaps it and passes its exit status on, when it is asked to and not before: until then the number of the
+process through a socket, one request at a time (see `penstock.processes.fork_client`). A worker is a child of this
+process, which therefore reaps it and passes its exit status on, when it is asked to and not before: until then the number of the
 worker cannot be another's. Where this process ends, so do all that it has forked.
 
 A forked worker is to be like one that was started by itself: it has the descriptors that came with the request and no
@@ -22,7 +22,7 @@ import sys
 from typing import Any
 
 from penstock.processes.descriptors import read_all
-from penstock.processes.killing import MARK
+from penstock.processes.termination import MARK
 from penstock.processes.tie import settle
 
 MOST_FDS = 64

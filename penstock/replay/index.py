@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
-from penstock.core.mapped import copy_rows
+from penstock.core.memmap import copy_rows
 from penstock.replay.columns import Array, Rows, ring_slices
 from penstock.replay.sum_tree import SumTree
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.mapped import chunks
+from penstock.core.memmap import chunks
 from penstock.replay.columns import Array, Rows
 from penstock.replay.index import Drawing
 from penstock.replay.storage import Storage

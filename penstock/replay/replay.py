@@ -17,7 +17,7 @@ from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.replay.columns import Array, Rows
-from penstock.replay.copying import copied
+from penstock.replay.copies import copied
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import Drawing, Index, make_index
 from penstock.replay.lockstep import Teams, check_teams

@@ -15,9 +15,9 @@ from penstock.actors.backend import RunnerError
 from penstock.actors.make import make_backend
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError, LearnerError
-from penstock.core.mapped import chunks, releaser
+from penstock.core.memmap import chunks, releaser
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
-from penstock.processes.shipping import require_same_versions, ship
+from penstock.processes.serialization import require_same_versions, ship
 from penstock.replay.columns import Array, Plan, Rows
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.mapped import copy_rows
+from penstock.core.memmap import copy_rows
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.replay.columns import (

@@ -21,7 +21,7 @@ from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
-from penstock.run.files.stored import Supplied
+from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Handed, Iteration
 from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.agents.acting import check_acting, examples
 from penstock.agents.agent import Agent, Agents
+from penstock.agents.example_step import check_acting, examples
 from penstock.core.batch import ROWS_AND_NEXT, AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.slab import share

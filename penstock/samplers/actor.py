@@ -14,9 +14,9 @@ from penstock.agents.parameters import copy_parameters, live_in, parameters_of
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.envs.pools.making import LocalPool
+from penstock.envs.pools.factory import LocalPool
 from penstock.samplers.collector import views_of
-from penstock.samplers.traced import loop
+from penstock.samplers.traced_loop import loop
 from penstock.workers import control
 from penstock.workers.messages import Acting
 from penstock.workers.pool import ProcessPool

@@ -24,7 +24,7 @@ from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
 from penstock.samplers.accounts.ahead import Ahead
-from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
+from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.accounts.states import LiveState, State
 from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.async_process import (

@@ -21,7 +21,7 @@ from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
 from penstock.processes.descriptors import write_all
-from penstock.samplers.accounts.evaluating import Evaluation
+from penstock.samplers.accounts.evaluation import Evaluation
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process

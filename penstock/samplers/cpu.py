@@ -19,7 +19,7 @@ from penstock.core.placement import Placement
 from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.settings import PoolSettings, Reset
-from penstock.processes.forking import start_ahead
+from penstock.processes.fork_client import start_ahead
 from penstock.processes.python import one_thread_environment
 from penstock.samplers import ACTING, PLAYING
 from penstock.samplers.actor import WorkerActors

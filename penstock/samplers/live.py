@@ -18,7 +18,7 @@ from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.accounts.account import Account, LogAccount
-from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
+from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.accounts.evaluation_episodes import EvaluationEpisodes, LoggedEvaluationEpisodes
 from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
 from penstock.samplers.accounts.states import LiveState
@@ -27,7 +27,7 @@ from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.tensors.account import TensorAccount, TensorStats
 from penstock.samplers.tensors.bounds import TensorBounds
-from penstock.samplers.traced import loop
+from penstock.samplers.traced_loop import loop
 
 EVAL_T = 64
 """Rows of a batch of an evaluation."""

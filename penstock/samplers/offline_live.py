@@ -24,7 +24,7 @@ from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.envs.seats import Seating
-from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
+from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.accounts.states import State, check_slots, columns_of, side_by_side
 from penstock.samplers.acting_agents import ActingAgents

@@ -10,14 +10,14 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Unit, Whole, check_settings
 from penstock.core.spec import WHOLE, Share
 from penstock.envs.make import EnvConfig, as_env_config
-from penstock.envs.pools.making import pool_for
+from penstock.envs.pools.factory import pool_for
 from penstock.envs.pools.native import require_next_step
 from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.settings import PoolSettings, Reset
 from penstock.samplers import PLAYING
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.sampler import SamplerSettings
-from penstock.samplers.tensors.making import batched_pool
+from penstock.samplers.tensors.factory import batched_pool
 from penstock.workers.shares import Watched
 
 

@@ -20,7 +20,7 @@ from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import at_runs, runs_of, words_of
-from penstock.run.files.stored import CONFIG, as_checkpoint_error, config_bytes, read_config
+from penstock.run.files.stored_experiment import CONFIG, as_checkpoint_error, config_bytes, read_config
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.log import read_metrics
 from penstock.studies.fork import copy_parameters, fork_run
@@ -28,7 +28,7 @@ from penstock.studies.logs import log_end, reason_of
 from penstock.studies.proposals import optuna_version
 from penstock.studies.schedulers import Decision
 from penstock.studies.search import Search, SearchSettings
-from penstock.studies.stored import (
+from penstock.studies.study_file import (
     ADVICE,
     BASE,
     FORMAT,

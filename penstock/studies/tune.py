@@ -23,7 +23,7 @@ from penstock.run.entry import load
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock
-from penstock.run.files.stored import as_checkpoint_error
+from penstock.run.files.stored_experiment import as_checkpoint_error
 from penstock.run.plan import Plan
 from penstock.studies.display import StudyDisplay
 from penstock.studies.pictures import draw_search
@@ -32,8 +32,8 @@ from penstock.studies.search import GRID, Mode, SearchSettings
 from penstock.studies.slots.launcher import Display, Launcher
 from penstock.studies.slots.slots import check_backend, make_slots
 from penstock.studies.space import SEED, check_explored, check_init, check_space, grid_names, grid_values, read_space
-from penstock.studies.stored import ADVICE, STATE, read_state, require_same, settings_of
 from penstock.studies.study import Study, make_study, open_study
+from penstock.studies.study_file import ADVICE, STATE, read_state, require_same, settings_of
 
 FIXED = {
     **dict.fromkeys((SEED, "seeds"), "it is set for each run; use --seeds"),

@@ -18,7 +18,7 @@ from penstock.core.config import import_object
 from penstock.core.slab import view
 from penstock.core.tree import tree_map
 from penstock.envs.ids import take_shipped
-from penstock.envs.pools.making import LocalPool, pool_for
+from penstock.envs.pools.factory import LocalPool, pool_for
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.pool import PoolState
 from penstock.workers import control

@@ -21,7 +21,7 @@ from penstock.core import trace
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError, words_of
 from penstock.core.wire import encode
 from penstock.processes.descriptors import read_all, write_all
-from penstock.processes.shipping import unship
+from penstock.processes.serialization import unship
 from penstock.workers import control
 from penstock.workers.control import Bell, Control, Spin, fence, sleep_on
 from penstock.workers.messages import Boot, Start

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.core.wire import decode
 from penstock.processes.child import Child
 from penstock.processes.descriptors import read_all, write_all
-from penstock.processes.forking import ForkServer
-from penstock.processes.shipping import CURE, ship
+from penstock.processes.fork_client import ForkServer
+from penstock.processes.serialization import CURE, ship
 from penstock.processes.tether import Tether
 from penstock.workers.control import Bell
 from penstock.workers.messages import Start

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 from penstock.core.placement import pin
 from penstock.core.slab import open_slab
-from penstock.envs.closing import is_of_closing, warn_of_closing
 from penstock.envs.pools.settings import CLOSING, RESETTING, STEPPING
+from penstock.envs.shutdown import is_of_closing, warn_of_closing
 from penstock.processes.descriptors import hold_standard_streams
-from penstock.processes.forking import ForkServer
-from penstock.processes.killing import new_mark
+from penstock.processes.fork_client import ForkServer
 from penstock.processes.limits import require_linux, require_room
+from penstock.processes.termination import new_mark
 from penstock.processes.tether import Tether
 from penstock.workers import control
 from penstock.workers.control import SPIN_S, Bell, Control, Spin, outnumbered

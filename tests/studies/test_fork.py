@@ -11,7 +11,7 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.files.stored import CONFIG, read_json
+from penstock.run.files.stored_experiment import CONFIG, read_json
 from penstock.studies.fork import fork_run
 from penstock.studies.tune import opened, prepared, search_settings
 

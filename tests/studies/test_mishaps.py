@@ -15,8 +15,8 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run import plan
 from penstock.studies.schedulers import Decision
 from penstock.studies.slots.launcher import Launcher
-from penstock.studies.stored import BASE, SETTINGS, STATE
 from penstock.studies.study import open_study
+from penstock.studies.study_file import BASE, SETTINGS, STATE
 from penstock.studies.tune import execute, opened, prepared, search_settings
 from tests.studies.slots.fakes import Seen
 from tests.studies.test_study import EXP, FAKE, begun, legs, queue_of, settings, slots, stand_in, work

@@ -21,8 +21,8 @@ from penstock.envs.check import check_env
 from penstock.studies import tune
 from penstock.studies.schedulers import Decision
 from penstock.studies.slots.launcher import Launcher
-from penstock.studies.stored import STATE
 from penstock.studies.study import Study, make_study, open_study
+from penstock.studies.study_file import STATE
 from penstock.studies.tune import execute, opened, prepared, search_settings
 from tests.studies.slots import fakes
 from tests.studies.slots.fakes import Seen

@@ -13,8 +13,8 @@ from penstock.core.spec import specs_to_plain
 from penstock.run.files.lock import RunLock
 from penstock.studies import tune
 from penstock.studies.space import grid_names, grid_values, read_space, split_values
-from penstock.studies.stored import STATE, stored_modules
 from penstock.studies.study import open_study
+from penstock.studies.study_file import STATE, stored_modules
 from penstock.studies.trial import has_checkpoint
 from penstock.studies.tune import opened, prepared, sweep_settings
 from tests.studies.slots import fakes

@@ -20,8 +20,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.plumbing import SeedEcho
-from penstock.processes.forking import SERVER
-from penstock.processes.shipping import unship
+from penstock.processes.fork_client import SERVER
+from penstock.processes.serialization import unship
 from penstock.processes.tether import Tether
 from penstock.workers import process
 from penstock.workers.messages import Start

@@ -18,12 +18,12 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env, tensor_device
-from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
 from penstock.envs.pools.settings import CHECK_EVERY
+from penstock.envs.shutdown import close_env
 from penstock.envs.spaces import action_dtypes
 
 

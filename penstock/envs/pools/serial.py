@@ -15,9 +15,9 @@ from penstock.envs.contract import LARGEST_REWARD, describe_reset_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.messages import fail, refuse_obs, refuse_reward, refuse_step
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views, small_rows
-from penstock.envs.pools.restoring import restore, start
 from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, STEPPING, PoolSettings
 from penstock.envs.pools.slot_envs import SlotEnvs, offers_state
+from penstock.envs.pools.slot_start import restore, start
 from penstock.envs.pools.values import action_reader, obs_writer, row_checker, write_tree
 from penstock.envs.spaces import action_dtypes
 

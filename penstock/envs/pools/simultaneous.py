@@ -19,10 +19,10 @@ from penstock.envs.contract import LARGEST_REWARD
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
+from penstock.envs.pools.many.journal import ParallelJournal, replay_parallel
 from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import check_values, real_rewards, refuse_flags, write_unusual
-from penstock.envs.pools.many.replaying import ParallelJournal, replay_parallel
 from penstock.envs.pools.many.rows import row_writer
 from penstock.envs.pools.messages import fail
 from penstock.envs.pools.pool import OpenEpisode, PoolState

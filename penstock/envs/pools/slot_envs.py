@@ -12,12 +12,12 @@ from penstock.core.errors import EnvWorkerError
 from penstock.core.noise import EpisodeSeeds
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_kept
-from penstock.envs.closing import try_close, warn_of_closing
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.messages import fail, one_spec, slot_at, slot_name
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING, PoolSettings
+from penstock.envs.shutdown import try_close, warn_of_closing
 from penstock.envs.spaces import env_spec
 
 

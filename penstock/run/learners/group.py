@@ -15,7 +15,7 @@ from penstock.actors.link import Lent
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
 from penstock.learn.policy_set import AnyPolicy, trained_policies
-from penstock.processes.shipping import CURE, ship
+from penstock.processes.serialization import CURE, ship
 from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
 from penstock.run.learners.rank import READY, Rank

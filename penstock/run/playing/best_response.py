@@ -29,9 +29,9 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.envs.agent_observations import AgentObservations
-from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs
+from penstock.envs.shutdown import close_env
 from penstock.run.playing.copies import Copies
 from penstock.run.playing.opponents import RandomAgent
 from penstock.run.playing.sides import Side

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.run.log import read_metrics
 from penstock.run.plots.bands import Floats
-from penstock.run.plots.grouping import Identity, identify
+from penstock.run.plots.curve_groups import Identity, identify
 
 EVAL = "eval/mean_reward"
 _TIME = "time/time_elapsed"

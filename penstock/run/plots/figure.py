@@ -12,11 +12,11 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.machine import counted
-from penstock.run.files.stored import as_checkpoint_error, require_plain_run
+from penstock.run.files.stored_experiment import as_checkpoint_error, require_plain_run
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
+from penstock.run.plots.curve_groups import curve_names
 from penstock.run.plots.curves import Curve, Points, read_curves, without_copies
-from penstock.run.plots.grouping import curve_names
 from penstock.run.plots.looks import (
     DATA,
     EVALUATION,

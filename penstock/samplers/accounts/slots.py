@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.pool import OpenEpisode, Source
-from penstock.envs.pools.restoring import thinned
+from penstock.envs.pools.slot_start import thinned
 from penstock.samplers.episodes import Episodes, Floats, Ints
 
 _LONGEST_TABLE = 1_000_000  # steps

@@ -11,8 +11,8 @@ from penstock.core.noise import Noise
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EvaluationSource
 from penstock.samplers.live import EVAL_T
+from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.columns import log_of, side_by_side
-from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import unpack_fragment
 from penstock.samplers.runners.runners import Runners
 from penstock.workers.shares import columns, even_split

@@ -18,11 +18,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, Share
 from penstock.envs.make import EnvConfig
 from penstock.samplers.accounts.ahead import Ahead
-from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
+from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.accounts.states import State
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.pool import RunnerServer, RunnerSource
 from penstock.samplers.runners.runners import Runners
 from penstock.samplers.runners.share import SamplerShare

@@ -22,9 +22,9 @@ from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
 from penstock.samplers.acting_agents import last_row
+from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.columns import after_standing_still, log_of, side_by_side, stand_still
 from penstock.samplers.runners.evaluation import EvaluationRunners
-from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import unpack_fragment
 from penstock.samplers.runners.runners import Runners
 from penstock.workers.shares import columns

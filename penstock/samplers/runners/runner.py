@@ -20,9 +20,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, pack_leaves, tree_map, unpack_leaves
 from penstock.envs.pools.pool import BatchColumns, EpisodeLog, OpenEpisode, PoolState
-from penstock.processes.shipping import versions
+from penstock.processes.serialization import versions
 from penstock.samplers.runners.activity import note_evaluation
-from penstock.samplers.runners.packing import unpack_agent
+from penstock.samplers.runners.agent_bytes import unpack_agent
 from penstock.samplers.runners.share import Maker, received
 
 PACKAGES = ("torch", "numpy", "gymnasium")

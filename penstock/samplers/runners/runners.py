@@ -16,9 +16,9 @@ from penstock.agents.agent import Agent
 from penstock.agents.parameters import pack_parameters
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import EnvSpec
-from penstock.processes.shipping import require_same_versions
+from penstock.processes.serialization import require_same_versions
 from penstock.samplers.runners.activity import described
-from penstock.samplers.runners.packing import pack_agent
+from penstock.samplers.runners.agent_bytes import pack_agent
 from penstock.samplers.runners.runner import PACKAGES, Runner
 from penstock.samplers.runners.share import Maker, shipped
 from penstock.workers.faults import Fault, FaultPolicy, Faults

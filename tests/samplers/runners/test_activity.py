@@ -12,7 +12,7 @@ import penstock as ps
 import penstock.actors.note as note
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.making import pool_for
+from penstock.envs.pools.factory import pool_for
 from penstock.envs.pools.settings import RESETTING, STEPPING, PoolSettings
 from penstock.envs.toy import TeamBits
 from penstock.samplers.runners.activity import Activity, described, note_evaluation

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.agents.acting import examples
+from penstock.agents.example_step import examples
 from penstock.core.batch import SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.tree import Tree
+from penstock.envs.pools.many.agent_envs import AgentEnvs
 from penstock.envs.pools.many.contract import agents_violation, parallel_reset_violation, parallel_step_violation
-from penstock.envs.pools.many.hosting import AgentEnvs
 
 
 class AgentStep(NamedTuple):

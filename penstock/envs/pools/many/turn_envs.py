@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.core.tree import tree_structure, tree_unflatten
+from penstock.envs.pools.many.agent_envs import Account, AgentEnvs
 from penstock.envs.pools.many.contract import agents_violation, turn_violation
-from penstock.envs.pools.many.hosting import Account, AgentEnvs
 from penstock.envs.pools.many.turn_columns import Column, Player
 from penstock.envs.pools.many.turn_journal import TurnJournal
 from penstock.envs.pools.many.turn_source import turn_source

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.processes.shipping import require_same_versions, ship, unship, versions
+from penstock.processes.serialization import require_same_versions, ship, unship, versions
 
 
 def test_an_object_arrives_with_the_path_that_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

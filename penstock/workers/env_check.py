@@ -15,14 +15,14 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import EnvReport, check_env
-from penstock.envs.closing import close_env
 from penstock.envs.ids import entries_to_ship, take_shipped
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.messages import last
 from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import AgentSpecs
+from penstock.envs.shutdown import close_env
 from penstock.processes.limits import require_linux
-from penstock.processes.shipping import ship, unship
+from penstock.processes.serialization import ship, unship
 from penstock.workers import control
 from penstock.workers.faults import Fault, Faults
 from penstock.workers.host import Host, describe, run_process
@@ -77,7 +77,7 @@ def _checked(config: EnvConfig, seed: int, settings: Any) -> EnvReport:
 def _apart(config: EnvConfig, parts: bytes, seed: int, settings: Any) -> EnvReport:
     step_s = getattr(settings, "step_timeout_s", getattr(settings, "start_timeout_s", STEP_TIMEOUT_S))
     start_s = getattr(settings, "start_timeout_s", START_TIMEOUT_S)
-    workers = Workers(1, seed, Faults("raise"), step_s, start_s, module="penstock.workers.checking")
+    workers = Workers(1, seed, Faults("raise"), step_s, start_s, module="penstock.workers.env_check")
     try:
         found = workers.start(_Watch(workers, config.name, Check(parts, seed)))[0][0]
     finally:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.envs.check import tensor_device
-from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import made_batched, resized
 from penstock.envs.pools.native_groups import NativeGroups
+from penstock.envs.shutdown import close_env
 from penstock.tensor_envs.pool import TensorPool
 
 

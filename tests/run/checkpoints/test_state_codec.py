@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from penstock.core.errors import CheckpointError
 from penstock.run.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.checkpoints.state_codec import decode, encode
 from tests.core.test_wire import LEAVES, assert_same
 from tests.run.checkpoints.saved import POLICY, rewrite, save
 

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.core.errors import ConfigError
 from penstock.processes.child import Child, descriptors_of
 from penstock.processes.descriptors import write_all
-from penstock.processes.killing import MARK, new_mark
+from penstock.processes.termination import MARK, new_mark
 from penstock.processes.tether import Tether
 
 SERVER = "server."

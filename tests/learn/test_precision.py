@@ -17,9 +17,9 @@ from penstock.agents.precision import in_full
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.learn import computing
+from penstock.learn import precision
 from penstock.learn.algorithm import Loss
-from penstock.learn.computing import Compiler, compute, in_bf16, require_bf16
+from penstock.learn.precision import Compiler, compute, in_bf16, require_bf16
 from penstock.run.trainer import Trainer
 
 NET = ps.Net(hidden=(32, 32), activation="relu")
@@ -50,7 +50,7 @@ QUICK = {"ppo", "rainbow"}
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every processor computes in bfloat16, by its own instructions or without."""
-    monkeypatch.setattr(computing, "require_bf16", lambda device: None)
+    monkeypatch.setattr(precision, "require_bf16", lambda device: None)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ class Fake:
 @pytest.fixture
 def by_fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], None]:
     def by_fake(fake: Fake) -> None:
-        monkeypatch.setattr(computing, "Compiler", lambda: Compiler(fake))
+        monkeypatch.setattr(precision, "Compiler", lambda: Compiler(fake))
 
     return by_fake
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.run.replays.stored import StoredReplay, open_replay, summary, whole_episodes
+from penstock.run.replays.stored_replay import StoredReplay, open_replay, summary, whole_episodes
 from tests.run.replays.recorded import B, Recorded
 
 

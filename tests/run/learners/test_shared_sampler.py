@@ -9,7 +9,7 @@ import penstock as ps
 from penstock.core.batch import MultiAgentBatch
 from penstock.learn.comm import gathered
 from penstock.learn.train_ops import training_step
-from penstock.run.learners.shared import SharedSampler, order_of_ends, shared_step
+from penstock.run.learners.shared_sampler import SharedSampler, order_of_ends, shared_step
 from tests.learn.ranks import ThreadComm, apart, bounds, on_ranks
 
 

@@ -14,8 +14,8 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import TeamBits
-from penstock.run.files.stored import CONFIG
-from penstock.run.files.supplied import Supplied
+from penstock.run.files.stored_experiment import CONFIG
+from penstock.run.files.supplied_arguments import Supplied
 
 NET = ps.Net(hidden=(4,))
 PPO = ps.PPO(minibatch=16, epochs=1, net=NET)
@@ -52,7 +52,7 @@ def experiment(run: Path, algo: Any = PPO, env: Any = BITS, **more: Any) -> Any:
     return ps.Experiment(env, algo, ps.SerialSampler(T=4, B=2), config, **more)
 
 
-HERE = "tests.run.files.test_supplied"
+HERE = "tests.run.files.test_supplied_arguments"
 CHANGED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"algo": two()}, {"policy_mapping_fn": {"agent_0": "b", "agent_1": "a"}}, "policy_mapping_fn={'agent_0': 'b'"),
     ({"algo": two(shifted)}, {"policy_mapping_fn": MAPPING}, f"and '{HERE}:shifted' was stored"),

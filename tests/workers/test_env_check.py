@@ -21,8 +21,8 @@ from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.faults import FaultEnv
 from penstock.envs.toy.plumbing import SeedEcho
-from penstock.workers import checking
-from penstock.workers.checking import check_apart
+from penstock.workers import env_check
+from penstock.workers.env_check import check_apart
 from tests.slow import slow
 from tests.workers.first_batches import no_process_is_left
 
@@ -173,7 +173,7 @@ def test_limits_are_those_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> Non
     def workers(count: int, seed: int, faults: Any, step_s: float, start_s: float, **given: Any) -> Any:
         raise Asked(step_s, start_s)
 
-    monkeypatch.setattr(checking, "Workers", workers)
+    monkeypatch.setattr(env_check, "Workers", workers)
     limits = {
         ps.CpuSampler(step_timeout_s=7.0, start_timeout_s=8.0): (7.0, 8.0),
         ps.SerialSampler(start_timeout_s=9.0): (9.0, 9.0),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.learn.seeding import OwnGenerator
+from penstock.learn.generator import OwnGenerator
 
 
 def draws() -> list[Tensor]:

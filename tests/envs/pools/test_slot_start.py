@@ -13,10 +13,10 @@ from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import OpenEpisode
-from penstock.envs.pools.restoring import random_steps, replay
 from penstock.envs.pools.serial import SerialPool
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.slot_envs import offers_state
+from penstock.envs.pools.slot_start import random_steps, replay
 from penstock.envs.toy import Counter, Echo
 
 

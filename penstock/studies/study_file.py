@@ -14,9 +14,9 @@ from typing import Any
 from penstock.core.config import to_plain as settings_to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.run.experiment import Experiment
-from penstock.run.files import stored as files
+from penstock.run.files import stored_experiment as files
 from penstock.run.files.modules import modules_named
-from penstock.run.files.stored import CONFIG, read_json, require_plain_run
+from penstock.run.files.stored_experiment import CONFIG, read_json, require_plain_run
 from penstock.run.files.trust import is_trusted
 from penstock.studies.proposals import optuna_version
 from penstock.studies.search import SearchSettings

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from penstock.core.batch import MultiAgentBatch, SampleBatch, allocate_batch
+from penstock.core.batch_parts import as_multi_agent, concat_samples, split_by_episode, timeslices, wrap_as_needed
 from penstock.core.errors import ConfigError
-from penstock.core.joining import as_multi_agent, concat_samples, split_by_episode, timeslices, wrap_as_needed
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
 

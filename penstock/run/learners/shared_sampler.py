@@ -13,7 +13,7 @@ from penstock.core.errors import CheckpointError
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
-from penstock.samplers.accounts.evaluating import Evaluates, Evaluation
+from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Divisible, Sampler
 

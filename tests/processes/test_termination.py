@@ -17,8 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import EnvWorkerError
-from penstock.processes import killing
-from penstock.processes.killing import MARK, kill_group, kill_marked, new_mark
+from penstock.processes import termination
+from penstock.processes.termination import MARK, kill_group, kill_marked, new_mark
 from penstock.testing.samplers import EchoAgent
 
 pytestmark = pytest.mark.timeout(200)
@@ -36,7 +36,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
         return kill
 
-    monkeypatch.setattr(killing, "os", SimpleNamespace(kill=gone("kill"), killpg=gone("killpg")))
+    monkeypatch.setattr(termination, "os", SimpleNamespace(kill=gone("kill"), killpg=gone("killpg")))
     return found
 
 

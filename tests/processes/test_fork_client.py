@@ -23,10 +23,10 @@ import pytest
 import penstock as ps
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.envs.make import EnvConfig
-from penstock.processes import forking
-from penstock.processes.forking import ForkedProcess
-from penstock.processes.killing import MARK, new_mark
+from penstock.processes import fork_client
+from penstock.processes.fork_client import ForkedProcess
 from penstock.processes.python import one_thread_environment
+from penstock.processes.termination import MARK, new_mark
 from penstock.samplers import cpu
 from penstock.testing.samplers import EchoAgent
 from tests.children import CHILDREN, said_by
@@ -169,7 +169,7 @@ def test_a_worker_is_reaped_by_the_process_that_it_was_forked_of_and_no_later_on
 
 
 def test_a_learner_that_hangs_up_without_reading_an_answer_has_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    server = forking.Importing(["json"], one_thread_environment() | {MARK: ""}, new_mark())
+    server = fork_client.Importing(["json"], one_thread_environment() | {MARK: ""}, new_mark())
     assert select.select([server.link], [], [], 60.0)[0]
     server.link.close()
     assert server.child.wait(60.0)
@@ -179,7 +179,7 @@ def test_a_learner_that_hangs_up_without_reading_an_answer_has_no_traceback(capf
 
 
 def test_an_answer_after_ctrl_c_is_not_taken_for_that_of_the_next_request() -> None:
-    server = forking.Importing(["json"], one_thread_environment() | {MARK: ""}, new_mark())
+    server = fork_client.Importing(["json"], one_thread_environment() | {MARK: ""}, new_mark())
     assert server.answer(60.0) == {"threads": 1}
     os.kill(server.child.pid, signal.SIGSTOP)
 
@@ -220,7 +220,7 @@ def test_workers_end_with_the_process_that_forked_them_and_are_replaced_by_anoth
 def test_a_server_that_dies_while_it_is_asked_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It and a worker were killed at the same time, and the run ended with the advice to use fewer workers."""
     sampler = live(where(tmp_path))
-    ask, kills = forking.Importing.ask, [1]
+    ask, kills = fork_client.Importing.ask, [1]
 
     def dying(server: Any, request: dict[str, int], *rest: Any) -> dict[str, Any]:
         if not request["reap"] and kills:
@@ -231,7 +231,7 @@ def test_a_server_that_dies_while_it_is_asked_is_started_anew(tmp_path: Path, mo
 
     try:
         sampler.obtain_samples(0)
-        monkeypatch.setattr(forking.Importing, "ask", dying)
+        monkeypatch.setattr(fork_client.Importing, "ask", dying)
         os.kill(pids_of(sampler)[0], signal.SIGKILL)
         with pytest.warns(UserWarning, match="is replaced"):
             assert two_batches(sampler).valid.any(0).all()
@@ -246,7 +246,7 @@ def test_the_server_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
 import os, signal, sys
 import penstock as ps
 from penstock.samplers import cpu
-from tests.processes.test_forking import live, pids_of, server_of, where
+from tests.processes.test_fork_client import live, pids_of, server_of, where
 cpu.ACTING = ("penstock.workers.env_worker",)
 sampler = live(where(__import__("pathlib").Path({str(tmp_path)!r})))
 print(server_of(sampler), *pids_of(sampler), flush=True)
@@ -303,13 +303,13 @@ def test_a_fork_that_the_system_refuses_is_named(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forking.start_ahead(cpu.ACTING, one_thread_environment())
-    (ahead,) = forking.waiting
-    forking.start_ahead(cpu.ACTING, one_thread_environment())
-    assert forking.waiting == [ahead]  # one is enough
+    fork_client.start_ahead(cpu.ACTING, one_thread_environment())
+    (ahead,) = fork_client.waiting
+    fork_client.start_ahead(cpu.ACTING, one_thread_environment())
+    assert fork_client.waiting == [ahead]  # one is enough
     sampler = live(where(tmp_path))
     try:
-        assert server_of(sampler) == ahead.child.pid and forking.waiting == []
+        assert server_of(sampler) == ahead.child.pid and fork_client.waiting == []
         os.kill(pids_of(sampler)[0], signal.SIGKILL)
         with pytest.warns(UserWarning, match="replaced"):
             two_batches(sampler)
@@ -328,35 +328,35 @@ def test_the_process_that_was_started_ahead_is_taken(tmp_path: Path, monkeypatch
 def test_one_that_was_started_ahead_with_other_variables_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forking.start_ahead(cpu.ACTING, one_thread_environment())
-    (ahead,) = forking.waiting
+    fork_client.start_ahead(cpu.ACTING, one_thread_environment())
+    (ahead,) = fork_client.waiting
     monkeypatch.setenv(VARIABLE, "set since")
     sampler = live(where(tmp_path))
     assert server_of(sampler) != ahead.child.pid
-    assert (forking.waiting, ahead.child.process.returncode) == ([], -signal.SIGKILL)
+    assert (fork_client.waiting, ahead.child.process.returncode) == ([], -signal.SIGKILL)
     sampler.shutdown()
     assert {found["variable"] for found in found_in(tmp_path)} == {"set since"}
 
 
 def test_a_trainer_leaves_none_that_was_started_ahead_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
-    begin = forking.Importing.__init__
-    monkeypatch.setattr(forking.Importing, "__init__", lambda self, *args: begun.append(self) or begin(self, *args))
+    begin = fork_client.Importing.__init__
+    monkeypatch.setattr(fork_client.Importing, "__init__", lambda self, *args: begun.append(self) or begin(self, *args))
     with pytest.raises(ConfigError, match="CartPole-v7"):
         ps.Trainer(ps.Experiment("CartPole-v7", ps.PPO(), ps.CpuSampler(T=4, B=4)))
     (ahead,) = begun
-    assert (forking.waiting, ahead.child.process.returncode) == ([], -signal.SIGKILL)
+    assert (fork_client.waiting, ahead.child.process.returncode) == ([], -signal.SIGKILL)
 
 
 def test_one_that_was_started_ahead_ends_with_the_learner() -> None:
     script = """
 import os, sys, time
-from penstock.processes import forking
+from penstock.processes import fork_client
 from penstock.processes.python import one_thread_environment
-forking.start_ahead(("penstock.workers.env_worker",), one_thread_environment())
+fork_client.start_ahead(("penstock.workers.env_worker",), one_thread_environment())
 if os.fork() == 0:
     time.sleep(100)
-print(forking.waiting[0].child.pid, flush=True)
+print(fork_client.waiting[0].child.pid, flush=True)
 os._exit(0)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as done:

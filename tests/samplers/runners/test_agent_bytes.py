@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 from penstock.agents.parameters import pack_parameters, parameters_of, unpack_parameters
 from penstock.core.errors import ConfigError
 from penstock.core.tree import pack_leaves, unpack_leaves
-from penstock.samplers.runners.packing import pack_agent, unpack_agent
+from penstock.samplers.runners.agent_bytes import pack_agent, unpack_agent
 
 
 def odd_agent(fill: float) -> Any:

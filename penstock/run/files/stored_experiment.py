@@ -19,7 +19,7 @@ from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.modules import modules_named
-from penstock.run.files.supplied import Supplied
+from penstock.run.files.supplied_arguments import Supplied
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
 
 CONFIG, META = "config.json", "meta.json"

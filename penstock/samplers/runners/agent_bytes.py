@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import Bytes
 from penstock.core.errors import ConfigError
-from penstock.processes.shipping import unship
+from penstock.processes.serialization import unship
 
 
 def together(agents: Sequence[Agent]) -> Any:

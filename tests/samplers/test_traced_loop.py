@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.core import trace
 from penstock.samplers.collector import collect
-from penstock.samplers.traced import loop
+from penstock.samplers.traced_loop import loop
 from penstock.testing.pools import echo_config
 from penstock.testing.samplers import EchoAgent, bits
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents import distributions as dists
-from penstock.agents.acting import check_acting, check_heads
 from penstock.agents.actor_critic import Output
 from penstock.agents.agent import Agent
+from penstock.agents.example_step import check_acting, check_heads
 from penstock.agents.networks import Net
 from penstock.algos.discrete_sac import DiscreteSAC
 from penstock.algos.dqn import DQN
