@@ -23,9 +23,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.slot_partition import moved_unit
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:

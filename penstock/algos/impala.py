@@ -19,9 +19,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight, Whole
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, Settings
+from penstock.learn.slot_partition import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> TrainBatch:

@@ -21,9 +21,9 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Rate, Share, Unit, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import batch_mean
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.slot_partition import batch_mean
 
 
 def agent_fn(spec: EnvSpec, settings: Any) -> Agent:

@@ -17,9 +17,9 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.slot_partition import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:

@@ -18,10 +18,10 @@ from penstock.core.spec import SHARED, BatchSpec, EnvSpec, Specs
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
-from penstock.learn.columns import Columns
 from penstock.learn.comm import ALONE, Comm
 from penstock.learn.policy import Policy
 from penstock.learn.rows.kept import KeptRows
+from penstock.learn.slot_partition import SlotPartition
 
 
 class PolicySet(Mapping[str, Policy]):
@@ -111,9 +111,9 @@ class PolicySet(Mapping[str, Policy]):
         return any(policy.recurrent for policy in self.values())
 
     @property
-    def columns(self) -> Columns | None:
+    def partition(self) -> SlotPartition | None:
         """Columns of the first policy, None for one learner."""
-        return self._first.columns
+        return self._first.partition
 
     @property
     def version(self) -> int:

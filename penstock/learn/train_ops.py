@@ -79,7 +79,7 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
         steps: list[Mapping[str, Tensor]] = []
-        how = policy.minibatch, policy.shuffler(), policy.epochs, policy.columns, policy.counts_rows
+        how = policy.minibatch, policy.shuffler(), policy.epochs, policy.partition, policy.counts_rows
         for minibatch in minibatches(data, *how):
             if (loss := policy.learn_on_batch(minibatch)) is not None:
                 steps.append(loss.metrics)
@@ -87,7 +87,7 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
                     results = {"train/stopped_after": len(steps) - 1.0}
                     break
         results |= averaged(steps) | averaged(
-            [data.metrics or {}] if batch.env_steps or policy.columns is not None else []
+            [data.metrics or {}] if batch.env_steps or policy.partition is not None else []
         )
     policy.observe(tensors)
     policy.version += 1

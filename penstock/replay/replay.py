@@ -20,8 +20,8 @@ from penstock.replay.columns import Array, Rows
 from penstock.replay.copies import copied
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import Drawing, Index, make_index
-from penstock.replay.lockstep import Teams, check_teams
-from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
+from penstock.replay.lockstep import TeamPartition, check_teams
+from penstock.replay.partition import Partition, PartitionedStore, local_units, priority_of_all
 from penstock.replay.prefetch import Reading
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
@@ -75,9 +75,9 @@ class Replay:
                 "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
         self._store: Store | None = None
-        self.peers: Peers | None = None
-        self._drawn_among: Peers | None = None
-        """`peers` as the index counts slots: as columns, or as environments."""
+        self.partition: Partition | None = None
+        self._drawn_among: Partition | None = None
+        """`partition` as the index counts slots: as columns, or as environments."""
         self.index: Index | None = None
         """Index over the slots of all learners; the storage holds those of this one."""
         self.least = 0
@@ -87,7 +87,7 @@ class Replay:
         self.appended = 0
         """Valid rows appended since the run began."""
 
-    def join(self, peers: Peers) -> None:
+    def join(self, partition: Partition) -> None:
         """Shares the slots with other learners from now on: each keeps the rows of its own, and all draw alike.
 
         Raises:
@@ -98,8 +98,8 @@ class Replay:
                 f"a replay joins other learners before it holds anything, and without replay.shards="
                 f"{self.settings.shards}: each learner keeps the rows of its own slots"
             )
-        self.peers = peers
-        self._drawn_among = peers if self.view.seats == 1 else Teams(peers, self.view.seats)
+        self.partition = partition
+        self._drawn_among = partition if self.view.seats == 1 else TeamPartition(partition, self.view.seats)
 
     def prepare(self, T: int, B: int, info: Tree = None) -> None:
         """Plans and allocates for batches [T, B]. A second call does nothing.
@@ -115,15 +115,15 @@ class Replay:
         self.prepared = T, B, info
         settings, slots = self.settings, B
         check_teams(settings, B, self.view.seats)
-        if self.peers is not None:
-            self.peers.fit(B)
-            slots = self.peers.total
+        if self.partition is not None:
+            self.partition.fit(B)
+            slots = self.partition.total
         kept = chosen_info(info, self.info)
         plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact, self.least)
-        if self.peers is None:
+        if self.partition is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
-            self._store = SharedStore(plan.made(B), self.view, self.peers)
+            self._store = PartitionedStore(plan.made(B), self.view, self.partition)
         units, self._slots, drawn = plan.rows // self.view.stride, slots, slots // self.view.seats
         self.index = make_index(settings.index, units, drawn, settings.priority_alpha)
 
@@ -167,11 +167,11 @@ class Replay:
             T, B = batch.spec
             self.prepare(T, B, tree_map(lambda x: x[0, 0].copy(), batch.info))
         store, index = self._live()
-        storage, peers = store.storage, self._drawn_among
+        storage, partition = store.storage, self._drawn_among
         store.write(batch, terminated)
         added = int(np.count_nonzero(batch.valid))
-        if peers is not None:
-            added = int(peers.summed(np.array(added)))
+        if partition is not None:
+            added = int(partition.sum_array(np.array(added)))
         self.appended += added
         stride = self.view.stride
         index.drop(-(-storage.oldest // stride))
@@ -180,8 +180,9 @@ class Replay:
             usable = self.view.usable(storage, t)
             by_agent = self.priority_fn if self.settings.fresh_priority == "agent" else None
             priority = None if by_agent is None else by_agent(storage, t)
-            if peers is not None:
-                usable, priority = peers.whole(usable), None if priority is None else peers.whole(priority)
+            if partition is not None:
+                usable = partition.gather_array(usable)
+                priority = None if priority is None else partition.gather_array(priority)
             index.extend(usable, priority)
         return added
 
@@ -261,7 +262,7 @@ class Replay:
     ) -> TrainBatch:
         held = True
         if self._drawn_among is not None:
-            drawing, noise, held = share_of(drawing, noise, self._drawn_among, self._live()[1].tail)
+            drawing, noise, held = local_units(drawing, noise, self._drawn_among, self._live()[1].tail)
         x = self.read(drawing)
         if drawing.weight is None and noise is None and held:
             return ready(x)
@@ -303,7 +304,7 @@ class Replay:
     def give(self, name: str, start: int, stop: int) -> None:
         """Takes part where another learner reads these rows of one of its `arrays`."""
         store = self._live()[0]
-        assert isinstance(store, SharedStore)
+        assert isinstance(store, PartitionedStore)
         store.give(name, start, stop)
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -14,27 +14,24 @@ import torch
 from penstock.agents.agent import Agent, Agents
 from penstock.agents.parameters import copy_parameters, parameters_of
 from penstock.core.batch import AnyBatch, SampleBatch
-from penstock.core.slab import places, share, view
+from penstock.core.shared_memory import places, share, view
 from penstock.core.spec import WHOLE, EnvSpec, Share
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
+from penstock.envs.pools.pool import TABLE_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
-from penstock.samplers.accounts.ahead import Ahead
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
-from penstock.samplers.accounts.states import LiveState, State
 from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
-    LEDGERS,
     NEWEST,
     PARAMETERS,
     RESULTS,
     STOP,
+    TABLES,
     AttachInner,
     GetInner,
     MakeInner,
@@ -42,6 +39,9 @@ from penstock.samplers.async_process import (
 )
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import evaluation_seed
+from penstock.samplers.trackers.ahead import Ahead
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
+from penstock.samplers.trackers.states import LiveState, State
 from penstock.workers import control
 from penstock.workers.shares import at_work
 from penstock.workers.supervisor import Workers
@@ -97,18 +97,19 @@ class AsyncLive(Evaluates):
         return out
 
     def whereabouts(self, w: int, block: Any) -> str:
-        mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        slot, doing, evaluation = mark[0], mark[1], bool(mark[5])
+        activity = block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS].tolist()
+        slot, doing, evaluation = activity[0], activity[1], bool(activity[5])
         if not doing:  # an agent acts, or workers of its own step
             phase = f"batch {block[control.DONE]}" if self._attached is not None else "the construction of environments"
             return f"the process of {self._name}, in {phase}"
-        fd, size = self._workers.slabs[LEDGERS[evaluation]], 8 * LEDGER_WORDS
-        ledger = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
+        fd, size = self._workers.memory_fds[TABLES[evaluation]], 8 * TABLE_WORDS
+        episode_table = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
         action = None
         if doing == STEPPING and self._in_batch(block) and not evaluation and not self._installed.many:
-            (batch,), row = self._ahead.buffer(block[control.DONE]), self._row(mark)
+            (batch,), row = self._ahead.buffer(block[control.DONE]), self._row(activity)
             action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
-        return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
+        seed = self._evaluation_seed if evaluation else self._seed
+        return at_work(self._env_name, seed, activity, episode_table, action)
 
     def lost(self, w: int) -> None:
         """Prepares the state from which a new process tree continues after the last complete batch, with new episodes.
@@ -122,9 +123,9 @@ class AsyncLive(Evaluates):
         if not ahead.buffers:
             return
         B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
-        mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        if self._in_batch(self._block) and mark[4] and not installed.seating.turns:
-            stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
+        activity = self._block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS].tolist()
+        if self._in_batch(self._block) and activity[4] and not installed.seating.turns:
+            stepped = self._row(activity) * B + (activity[0] if activity[1] else B)
             self._workers.faults.counts["lost_steps"] += stepped
         if not self._kept:  # else it died before they were put back
             for itr in range(max(min(ahead.next, done) - 1, 0), max(done, 1)):
@@ -151,7 +152,8 @@ class AsyncLive(Evaluates):
         n = self._ahead.depth + 2
         example = [batch for _ in range(n) for batch in self._installed.allocate()]
         arrays = [{name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()} for agent in taken]
-        where, there = share(self._workers.slabs[PARAMETERS], [arrays] * (n + 1), f"{n + 1} copies of the parameters")
+        fd = self._workers.memory_fds[PARAMETERS]
+        where, there = share(fd, [arrays] * (n + 1), f"{n + 1} copies of the parameters")
         self._published = [
             [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in there
         ]
@@ -160,7 +162,7 @@ class AsyncLive(Evaluates):
         copies = [copy.deepcopy(agent).cpu() for agent in taken]
         self._attached = AttachInner(self._installed.by_id(copies), where, n, self._ahead.depth, self._exact, size)
         self._workers.call([[self._attached]])
-        there = view(self._workers.slabs[BATCHES], places(example)[0])
+        there = view(self._workers.memory_fds[BATCHES], places(example)[0])
         self._ahead.attach([there[k : k + len(taken)] for k in range(0, len(there), len(taken))])
         return shown
 
@@ -267,9 +269,9 @@ class AsyncLive(Evaluates):
         owes = block[control.SENT] > block[control.DONE] and self._ahead.buffers > 0
         return owes and block[control.COMMAND] == block[control.DONE_COMMAND]
 
-    def _row(self, mark: list[int]) -> int:
+    def _row(self, activity: list[int]) -> int:
         """The row of the batch that a SerialPool steps: its ticks count those of all batches."""
-        return (mark[4] - 1) % self.batch_spec.T
+        return (activity[4] - 1) % self.batch_spec.T
 
     def _write(self, agents: Sequence[Agent], place: int) -> None:
         for agent, there in zip(agents, self._published[place]):
@@ -280,7 +282,7 @@ class AsyncLive(Evaluates):
         self._block[control.SENT] = self._ahead.released
         control.fence()
         if self._block[control.SLEEPS]:
-            self._workers.ring(0)
+            self._workers.wake(0)
 
     def _ready(self, itr: int) -> bool:
         if not self._workers.workers[0].up:
@@ -297,7 +299,7 @@ class AsyncLive(Evaluates):
         for itr in range(self._ahead.next, self._block[control.DONE]):
             if itr not in self._ahead.waiting:
                 at = (itr % self._ahead.buffers) * self._attached.result_size
-                fd = self._workers.slabs[RESULTS]
+                fd = self._workers.memory_fds[RESULTS]
                 found = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
                 self._ahead.waiting[itr] = Episodes(**found["episodes"])
                 self._metrics |= found["metrics"]

@@ -11,8 +11,8 @@ from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.wire import decode, encode
-from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.ahead import Ahead
 
 SPEC = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(4,)))
 

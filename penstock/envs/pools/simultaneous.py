@@ -49,7 +49,7 @@ class SimultaneousPool(AgentsPool):
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         self.host.restart(seed, episodes)
-        self.account.restart()
+        self.recorder.restart()
         self.there = ParallelEnvs(self.host)
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
@@ -59,12 +59,12 @@ class SimultaneousPool(AgentsPool):
         self._sent, self._given = 0, -1
         self._unstarted = True
 
-    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the earlier batches, if any.
+    def resume(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the episode table and the earlier batches, if any.
 
         Every environment resets into its next episode in the row that comes next.
         """
-        self.host.take_over()
+        self.host.resume()
         self._unstarted, self._outs, self._rows = previous is None, previous or (), []
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -105,7 +105,7 @@ class SimultaneousPool(AgentsPool):
         return {
             "there": self.there.snapshot(e),
             "sums": {agent: [*x[:3], tick - int(x[3])] for agent, x in sums.items()},
-            "account": self.account.snapshot(e),
+            "account": self.recorder.snapshot(e),
             "journal": None if own is not None else self._journal.episode(e),
             "env": own,
         }
@@ -121,10 +121,10 @@ class SimultaneousPool(AgentsPool):
             there.restore(e, found["there"])
         elif not replay_parallel(there, e, found, self._outs, self._to_env):
             there.clear(e)
-            self.account.forget(e)
+            self.recorder.forget(e)
             return False
         self._journal.load(e, found["journal"])
-        self.account.restore(e, found["account"])
+        self.recorder.restore(e, found["account"])
         for agent, p, b in there.where[e]:
             *sums, age = found["sums"][agent]
             self._sums[p][:, b] = *sums, host.tick - age
@@ -133,9 +133,9 @@ class SimultaneousPool(AgentsPool):
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
         host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
-        mark, row = host.mark, Row(len(views))
+        activity, row = host.activity, Row(len(views))
         host.tick += 1
-        mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
+        activity[1], activity[3], activity[4], activity[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
         flags, results = list[Any](), list[Any]([None]) * len(host.steps)
@@ -147,7 +147,7 @@ class SimultaneousPool(AgentsPool):
                     row.partly.append(e)
                     row.seat(e, [] if host.idle[e] else self._open(e, at + 1), self.seats, views)
                     continue
-                mark[0] = e
+                activity[0] = e
                 chosen = dict(zip(names, own(actions)))
                 result = None
                 result = step(chosen)
@@ -176,7 +176,7 @@ class SimultaneousPool(AgentsPool):
             if result is not None and (found := parallel_step_violation(result, list(chosen))):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
-        mark[1] = 0
+        activity[1] = 0
         if any(flags) or not FLAGS.issuperset(map(type, flags)):
             refuse_flags(there, {e: x[2:4] for e, x in enumerate(results) if x is not None})
         for p, view in enumerate(views):
@@ -210,7 +210,7 @@ class SimultaneousPool(AgentsPool):
             if len(reward) == 0:
                 continue
             return_, discounted, weight, _ = sums
-            weights = np.full((len(reward) + 1, len(weight)), self.account.discount)
+            weights = np.full((len(reward) + 1, len(weight)), self.recorder.discount)
             weights[0] = weight
             np.multiply.accumulate(weights, out=weights)
             discounts = weights[:-1] * reward
@@ -257,13 +257,13 @@ class SimultaneousPool(AgentsPool):
 
     def _close(self, e: int, at: int) -> None:
         """The episode of environment e is over, in this row."""
-        self.account.close(e, self.host.tick - self.host.began[e], at)
+        self.recorder.close(e, self.host.tick - self.host.began[e], at)
 
     def _begin(self, p: int, columns: list[int]) -> None:
         self._sums[p][:, columns] = [[0.0], [0.0], [1.0], [self.host.tick]]
 
     def _end(self, p: int, ended: Sequence[tuple[int, AgentStep]]) -> None:
-        tick, end = self.host.tick, self.account.end
+        tick, end = self.host.tick, self.recorder.end
         sums = self._sums[p][:, [step.column for _, step in ended]].T.tolist()
         for (e, step), (return_, discounted, _, since) in zip(ended, sums):
             end(e, step.agent, p, return_, discounted, tick - int(since), bool(step.terminated))
@@ -272,7 +272,7 @@ class SimultaneousPool(AgentsPool):
         """Records the info keys that agents report."""
         for agent, p, b in self.there.where[e]:
             if info := infos.get(agent):
-                for key, value in self.account.report(e, agent, info).items():
+                for key, value in self.recorder.report(e, agent, info).items():
                     if key in views[p].info:
                         views[p].info[key][b] = value
 
@@ -303,7 +303,7 @@ class SimultaneousPool(AgentsPool):
             if not step.valid:
                 self._begin(step.policy, [step.column])
                 continue
-            sums += step.reward, sums[2] * step.reward, sums[2] * (self.account.discount - 1), -1.0
+            sums += step.reward, sums[2] * step.reward, sums[2] * (self.recorder.discount - 1), -1.0
             if step.terminated or step.truncated:
                 self._end(step.policy, [(e, step)])
 
@@ -316,7 +316,7 @@ class SimultaneousPool(AgentsPool):
         for noise in u[1 : 2 + int(u[0, 0] * limit)]:
             if host.over[e]:
                 host.left[e], host.idle[e] = host.left[e] + 1, False
-                self.account.forget(e)
+                self.recorder.forget(e)
                 self._put_row_0(e, self._open(e, 0), {})
                 continue
             drawn: dict[str, Tree] = {}
@@ -330,4 +330,4 @@ class SimultaneousPool(AgentsPool):
             self._journal.before_row_0(e, actions, self.there.where[e], self._outs)
             self._put_row_0(e, self.there.answer(e, result, chosen), actions)
             for agent in acted:
-                self.account.report(e, agent, result[4].get(agent, {}))
+                self.recorder.report(e, agent, result[4].get(agent, {}))

@@ -65,9 +65,9 @@ class TurnPool(AgentsPool):
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         E = len(self.host.envs)
         self.host.restart(seed, episodes)
-        self.account.restart()
+        self.recorder.restart()
         self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
-        self.there = there = TurnEnvs(self.host, self.account, self.settings.journal_steps)
+        self.there = there = TurnEnvs(self.host, self.recorder, self.settings.journal_steps)
         self.host.step_of = lambda e: there.moves[e]
         self._waiting: list[Column | None] = [None] * E
         """Column with a turn that waits for an action; None if the environment is out of room or has no episode
@@ -89,12 +89,12 @@ class TurnPool(AgentsPool):
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
 
-    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the earlier batches, if any.
+    def resume(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the episode table and the earlier batches, if any.
 
         Every environment resets into its next episode; open episodes are lost.
         """
-        self.host.take_over()
+        self.host.resume()
         self._outs, self._first_batch = previous or (), previous is None
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -157,7 +157,7 @@ class TurnPool(AgentsPool):
             "columns": [[x.open, x.closed] for x in mine],
             "held": [[mine.index(x), *leaves] for x, leaves in self._held if x.e == e],
             **self.there.snapshot(e, mine),
-            "account": self.account.snapshot(e),
+            "account": self.recorder.snapshot(e),
             "journal": None if own is not None else self.there.journals[e].to_plain(),
             "env": own,
         }
@@ -180,7 +180,7 @@ class TurnPool(AgentsPool):
         ):
             self.there.forget(e)
             return False
-        self.account.restore(e, found["account"])
+        self.recorder.restore(e, found["account"])
         for column, (open_, closed) in zip(mine, found["columns"]):
             column.open, column.closed = open_, closed
         self._held += [(mine[i], leaves) for i, *leaves in found["held"]]
@@ -194,7 +194,7 @@ class TurnPool(AgentsPool):
 
     def _sweep(self) -> None:
         """Plays the turns that wait, and lets each of their environments run to its next one."""
-        host, mark = self.host, self.host.mark
+        host, activity = self.host, self.host.activity
         host.tick += 1
         self._look = host.tick % CHECK_EVERY == 0 or host.config.checks == "always"
         chosen: list[Any] = [None] * len(self._waiting)
@@ -204,14 +204,14 @@ class TurnPool(AgentsPool):
                 actions = self._to_env[p](tree_map(lambda x, at=(rows, slots): x[at], out.action))
                 for e, action in zip((slots // self.seats[p]).tolist(), actions):
                     chosen[e] = action
-        mark[1], mark[3], mark[5] = STEPPING, host.slots.start, self.evaluation
+        activity[1], activity[3], activity[5] = STEPPING, host.slots.start, self.evaluation
         for e, column in enumerate(self._waiting):
             if column is None:
                 continue
-            mark[0], mark[4] = e, self.there.moves[e] + 1
+            activity[0], activity[4] = e, self.there.moves[e] + 1
             self._move(e, column, chosen[e])
             self._advance(e)
-        mark[1] = 0
+        activity[1] = 0
         self._finish_sweep()
 
     def _move(self, e: int, column: Column, action: Any) -> None:
@@ -279,7 +279,7 @@ class TurnPool(AgentsPool):
                 player.return_ += reward  # earned before its first turn: no row to credit
                 player.discounted += reward
             if over:
-                self.account.report(e, agent, info)
+                self.recorder.report(e, agent, info)
                 there.end(e, agent, player, terminated)
                 try:
                     env.step(None)
@@ -314,7 +314,7 @@ class TurnPool(AgentsPool):
             else:
                 player.return_ += reward
                 player.discounted += reward
-                self.account.report(e, agent, info)
+                self.recorder.report(e, agent, info)
             there.end(e, agent, player, terminated)
         self._close(e)
 
@@ -322,7 +322,7 @@ class TurnPool(AgentsPool):
         """The episode of an environment is over. A worker that dies leaves it in the log with all rows, or neither."""
         self.there.close(e)
         self._mark_ends()
-        self.account.log.marked[e] = self.account.log.count[e]
+        self.recorder.log.marked[e] = self.recorder.log.count[e]
 
     def _mark_ends(self) -> None:
         for p, c, b in self._ends:
@@ -362,9 +362,9 @@ class TurnPool(AgentsPool):
         column.open = False
         player.return_ += reward
         player.discounted += player.weight * reward
-        player.weight *= self.account.discount
+        player.weight *= self.recorder.discount
         if info:
-            for key, value in self.account.report(column.e, agent, info).items():
+            for key, value in self.recorder.report(column.e, agent, info).items():
                 if key in self._info[p]:
                     self._info[p][key][c, b] = value
         over = terminated or truncated

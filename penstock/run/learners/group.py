@@ -89,8 +89,8 @@ class LearnerGroup(Rank):
         with self.explained():
             whole = super().join(policy, step)
         for id_, own in trained_policies(policy).items():
-            assert own.columns is not None
-            own.columns.ask = functools.partial(self.call, "give", id_)
+            assert own.partition is not None
+            own.partition.ask = functools.partial(self.call, "give", id_)
 
         def ordered(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
             with self.explained():

@@ -13,9 +13,9 @@ from penstock.core.errors import CheckpointError
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Divisible, Sampler
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
 
 _A_BATCH = 1 << 32
 """More than the ends of a batch."""

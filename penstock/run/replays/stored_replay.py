@@ -13,8 +13,8 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.machine import counted
 from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.cleanup import candidates
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
-from penstock.run.checkpoints.retention import candidates
 from penstock.run.files.stored_experiment import as_checkpoint_error
 
 _EXPERIENCE = "experience"

@@ -34,7 +34,7 @@ class EvaluationRunners(EvaluationSource):
         self._limit = max_steps
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
-        self._runners.welcome()
+        self._runners.restore()
         alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
         if fixed > 1:  # native batched environments have a fixed number each, and one more runner may have come up
             alive = alive[: self._B // fixed]

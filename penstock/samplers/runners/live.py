@@ -17,15 +17,15 @@ from penstock.core.batch import AnyBatch, SampleBatch, batches_of
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, Share
 from penstock.envs.make import EnvConfig
-from penstock.samplers.accounts.ahead import Ahead
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
-from penstock.samplers.accounts.states import State
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.pool import RunnerServer, RunnerSource
 from penstock.samplers.runners.runners import Runners
 from penstock.samplers.runners.share import SamplerShare
+from penstock.samplers.trackers.ahead import Ahead
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
+from penstock.samplers.trackers.states import State
 
 if TYPE_CHECKING:
     from penstock.samplers.runners.settings import RunnerSampler
@@ -152,7 +152,7 @@ class SyncRunners(RunnersLive):
         agent, ahead = self._acting(), self._ahead
         if not self._depth:
             ahead.next = ahead.released = itr  # batches of any number
-        self.runners.welcome()
+        self.runners.restore()
         weights, begun = self.runners.publish(agent), time.perf_counter()
         for k in ahead.release(itr, itr):
             calls = self._pool.requests[k] = {}

@@ -53,7 +53,7 @@ class RunnerSource(Source):
         self._columns = {i: [columns(slots, n) for n in self.seats] for i, slots in self._slots.items()}
         self.requests: dict[int, dict[int, Any]] = {}
         """Calls in flight: of each batch by runner."""
-        self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
+        self._resuming: dict[int, Any] = {}  # calls of replacements that have not delivered yet
         self._previous: Sequence[SampleBatch] | None = None
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
@@ -67,8 +67,8 @@ class RunnerSource(Source):
         rows = {i: of_another(f"runner {i}", i) for i in self.numbers}
         self._rows = {i: row for i, row in rows.items() if row is not None}
         self._collect = timed(WAIT, runners.collect)
-        runners.losses.append(self._lost)
-        runners.arrivals.append(self._take_over)
+        runners.on_failed.append(self._lost)
+        runners.on_restored.append(self._resume_runner)
 
     def fill(self, batches: Sequence[SampleBatch], itr: int) -> None:
         """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batches."""
@@ -78,8 +78,8 @@ class RunnerSource(Source):
         def take(i: int, reply: dict[str, Any]) -> None:
             nonlocal copied, slowest_s
             start = time.perf_counter()
-            if i in self._taking_over:
-                self.runners.backend.result(self._taking_over.pop(i), self.runners.deadline_s)
+            if i in self._resuming:
+                self.runners.backend.result(self._resuming.pop(i), self.runners.deadline_s)
             unpack_fragment(reply["rows"], batches, self._columns[i], self.log, self._slots[i])
             arrived.add(i)
             slowest_s = max(slowest_s, reply["sample_s"])
@@ -145,7 +145,7 @@ class RunnerSource(Source):
                 part.restarts = state.restarts
                 calls[i] = self.runners.call(
                     i,
-                    "go_on",
+                    "resume",
                     self._rows_of(outs, i),
                     self._states_of(i),
                     part.to_plain(),
@@ -226,7 +226,7 @@ class RunnerSource(Source):
         each = zip(self._seating.policies, self._states, self._columns[i])
         return {policy: tree_map(lambda x, at=at: x[at].copy(), states) for policy, states, at in each}
 
-    def _take_over(self, i: int) -> None:
+    def _resume_runner(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
         if i not in self._columns or self._previous is None:
             return
@@ -236,7 +236,7 @@ class RunnerSource(Source):
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
             for row, spec in zip(rows.values(), self.specs):
                 after_standing_still(row, spec.null_action)
-        self._taking_over[i] = self.runners.call(i, "go_on", rows, None, state.to_plain(), unknown)
+        self._resuming[i] = self.runners.call(i, "resume", rows, None, state.to_plain(), unknown)
 
 
 class RunnerServer:

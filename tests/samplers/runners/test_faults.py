@@ -197,7 +197,7 @@ def test_a_replacement_that_fails_to_start_is_replaced_again(monkeypatch: pytest
     assert backend.killed.count("<runner 1>") >= 2
 
 
-@pytest.mark.parametrize("method", ["go_on", "install"])
+@pytest.mark.parametrize("method", ["resume", "install"])
 def test_a_replacement_that_cannot_go_on_never_delivers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {(1, "fill", 1): died(), (1, method, 1 if method == "install" else 0): died("exception")}
     settings, _ = flaky(faults, monkeypatch, fault_policy="restart")

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.errors import CheckpointError
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.pools.pool import PoolState
-from penstock.samplers.accounts.slots import EpisodeStats, Journal
+from penstock.samplers.trackers.slots import EpisodeStats, Journal
 
 State = dict[str, Any]
 

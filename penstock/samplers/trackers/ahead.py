@@ -11,9 +11,9 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.tree import tree_leaves
-from penstock.samplers.accounts.lag import lags
-from penstock.samplers.accounts.states import LiveState, State, check_slots, columns_of
 from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.trackers.lag import lags
+from penstock.samplers.trackers.states import LiveState, State, check_slots, columns_of
 
 
 class Ahead:
