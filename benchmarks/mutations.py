@@ -67,7 +67,7 @@ IN_MANY, IN_REPLAYS, IN_STATES = (
     "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/learners/test_states.py -k 'not async'"
 )  # fmt: skip
 STATES, IN_CHILD = "samplers/trackers/states.py", "tests/processes/test_child.py"
-AHEAD, IN_AHEAD = "samplers/trackers/ahead.py", "tests/samplers/test_ahead.py"
+AHEAD, IN_AHEAD = "samplers/trackers/batch_queue.py", "tests/samplers/test_batch_queue.py"
 REDUCTION, COLUMNS, MINIBATCH, PEERS = (
     "learn/reduction.py", "learn/slot_partition.py", "learn/rows/minibatch.py", "replay/partition.py"
 )  # fmt: skip

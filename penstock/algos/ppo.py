@@ -18,7 +18,7 @@ from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weigh
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
 from penstock.learn.slot_partition import moved_unit
 
 
@@ -70,7 +70,7 @@ optimizer_fn = adam
 class PPO(MinibatchSettings):
     """Settings of PPO."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=8)
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""

@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.clock import Clock
-from penstock.learn.comm import ALONE, Comm
+from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.generator import OwnGenerator
 from penstock.learn.optimizers import (
     NormGroups,
@@ -106,7 +106,7 @@ class Policy:
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
         self.standardize = tuple(standardize)
-        self.comm: Comm = ALONE
+        self.comm: Comm = SINGLE
         """The learners that train it together; `join` sets it."""
         self.partition: SlotPartition | None = None
         """The slots of each of them; None for one learner."""

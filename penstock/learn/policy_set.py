@@ -18,7 +18,7 @@ from penstock.core.spec import SHARED, BatchSpec, EnvSpec, Specs
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
-from penstock.learn.comm import ALONE, Comm
+from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.policy import Policy
 from penstock.learn.rows.kept import KeptRows
 from penstock.learn.slot_partition import SlotPartition
@@ -54,7 +54,7 @@ class PolicySet(Mapping[str, Policy]):
         self.kept = {name: KeptRows(rows) for name, rows in least.items()}
         """The rows that policies with `min_rows` have not trained on yet."""
         self._told_of_rows: set[str] = set()
-        self.comm: Comm = ALONE
+        self.comm: Comm = SINGLE
         """The learners that train them together; `join` sets it."""
         for name, policy in self.items():
             policy.counts_rows = name in self.kept

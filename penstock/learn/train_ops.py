@@ -24,7 +24,7 @@ from penstock.learn.given import check_given
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.learn.rows.minibatch import minibatches
-from penstock.replay.replay import Drawing
+from penstock.replay.replay import SampledUnits
 
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
@@ -257,7 +257,7 @@ def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
             )
 
 
-def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tuple[Drawing, TrainBatch]]:
+def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tuple[SampledUnits, TrainBatch]]:
     """`count` samples of a policy's replay as tensors on its device, each with its drawing; see `Replay.samples`."""
     schedule, device = policy.replay_schedule, policy.device
     assert schedule is not None

@@ -28,7 +28,7 @@ OUTPUT_BYTES, TAIL_BYTES = 1 << 20, 2000
 _CRASH_BYTES = 1 << 16
 
 
-class Started(Protocol):
+class StartedProcess(Protocol):
     """A process that was started; the members of `subprocess.Popen` that a Child uses."""
 
     args: Any
@@ -43,7 +43,7 @@ class Started(Protocol):
 class Forks(Protocol):
     """Starts children by forking another process."""
 
-    def fork(self, module: str, spawn_args: dict[str, Any], environment: dict[str, str]) -> Started | None:
+    def fork(self, module: str, spawn_args: dict[str, Any], environment: dict[str, str]) -> StartedProcess | None:
         """Returns a process that runs `module.main()`; None where none can be forked."""
         ...
 
@@ -111,7 +111,7 @@ class Child:
 
     def _start(
         self, module: str, spawn_args: dict[str, Any], streams: int | None, forks: Forks | None, session: bool
-    ) -> Started:
+    ) -> StartedProcess:
         forked = None if forks is None else forks.fork(module, spawn_args, self.environment)
         return forked or subprocess.Popen(
             module_command("penstock.processes.tie", module, json.dumps(spawn_args), self.name),

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.memmap import chunks
 from penstock.replay.columns import Array, Rows
-from penstock.replay.index import Drawing
+from penstock.replay.index import SampledUnits
 from penstock.replay.storage import Storage
 from penstock.replay.view import View
 
@@ -47,8 +47,8 @@ class Partition(Protocol):
 
 
 def local_units(
-    drawing: Drawing, noise: Array | None, partition: Partition, spare: int
-) -> tuple[Drawing, Array | None, bool]:
+    drawing: SampledUnits, noise: Array | None, partition: Partition, spare: int
+) -> tuple[SampledUnits, Array | None, bool]:
     """The drawn units of this learner's slots, by local numbers, with their noise; and True.
 
     If none were drawn here: a dummy, unit `spare` of the first slot, and False; its loss has weight 0.
@@ -59,18 +59,18 @@ def local_units(
     slot = drawing.slot[index] - partition.local_slots.start if held else np.zeros(1, np.int64)
     unit = drawing.unit[index] if held else np.full(1, spare)
     weight = None if drawing.weight is None else drawing.weight[index]
-    own = Drawing(unit, slot, weight, drawing.noise[index])
+    own = SampledUnits(unit, slot, weight, drawing.noise[index])
     return own, None if noise is None else noise[index], held
 
 
-def priority_of_all(drawing: Drawing, priority: Array, partition: Partition) -> Array:
+def priority_of_all(drawing: SampledUnits, priority: Array, partition: Partition) -> Array:
     """[N] priorities of all drawn units, from those of this learner's units; a dummy unit has none."""
     at, whole = _held(drawing, partition), np.zeros(len(drawing.unit))
     whole[at] = priority[: len(at)]
     return partition.sum_array(whole).astype(priority.dtype)
 
 
-def _held(drawing: Drawing, partition: Partition) -> Rows:
+def _held(drawing: SampledUnits, partition: Partition) -> Rows:
     """Which of drawn units are of own slots."""
     return np.flatnonzero((drawing.slot >= partition.local_slots.start) & (drawing.slot < partition.local_slots.stop))
 

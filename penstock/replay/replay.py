@@ -19,17 +19,17 @@ from penstock.core.tree import Tree, tree_map
 from penstock.replay.columns import Array, Rows
 from penstock.replay.copies import copied
 from penstock.replay.hindsight import HindsightTransitions
-from penstock.replay.index import Drawing, Index, make_index
+from penstock.replay.index import Index, SampledUnits, make_index
 from penstock.replay.lockstep import TeamPartition, check_teams
 from penstock.replay.partition import Partition, PartitionedStore, local_units, priority_of_all
-from penstock.replay.prefetch import Reading
+from penstock.replay.prefetch import PendingRead
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
 from penstock.replay.storage import Storage, is_large
 from penstock.replay.store import Store, chosen_info, make_store, planned, require_alike
 from penstock.replay.view import View
 
-__all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
+__all__ = ["PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "SampledUnits", "make_view"]
 
 PriorityFn = Callable[[Storage, Rows], Array]
 """(storage, first rows [n] of fresh units) -> [n, B] priorities, from the info that the agent recorded."""
@@ -186,7 +186,7 @@ class Replay:
             index.extend(usable, priority)
         return added
 
-    def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> Drawing:
+    def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> SampledUnits:
         """N units with their weights; `read` then fetches them.
 
         Args:
@@ -199,13 +199,13 @@ class Replay:
             # w = (1 / (count * P))^beta, over the largest of the batch (Schaul et al. 2016, section 3.4).
             beta = schedule_value(self.settings.priority_beta, progress, self.appended)
             weight = ((probability.item(probability.argmin()) / probability) ** beta).astype(np.float32)
-        return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
+        return SampledUnits(unit, slot, weight, rng.random((n, self.view.noise)))
 
-    def read(self, drawing: Drawing) -> TrainBatch:
+    def read(self, drawing: SampledUnits) -> TrainBatch:
         """The drawn samples, gathered into memory of their own."""
         return self._live()[0].read(drawing.unit * self.view.stride, drawing.slot, drawing.noise)
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, TrainBatch]:
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[SampledUnits, TrainBatch]:
         """`draw`, then `read`."""
         drawing = self.draw(n, rng, progress)
         return drawing, self.read(drawing)
@@ -220,7 +220,7 @@ class Replay:
         noise_size: int = 0,
         prefetch: bool = False,
         ready: Callable[[TrainBatch], TrainBatch] = lambda x: x,
-    ) -> Iterator[tuple[Drawing, TrainBatch]]:
+    ) -> Iterator[tuple[SampledUnits, TrainBatch]]:
         """`count` samples of n units, each with the drawing that new priorities are addressed to.
 
         Each is drawn before the one before it is used, in this thread; `prefetch` reads it meanwhile in another. So the
@@ -233,17 +233,17 @@ class Replay:
             LearnerError: a read did not end in time.
         """
 
-        def draw() -> tuple[Drawing, Callable[[], TrainBatch]]:
+        def draw() -> tuple[SampledUnits, Callable[[], TrainBatch]]:
             noise = rng.random((n, noise_size), np.float32) if noise_size else None
             drawing = self.draw(n, rng, progress)
             read = functools.partial(self._read_rows, drawing, noise, ready)
             if not prefetch or count < 2:
                 return drawing, read
             nonlocal reading
-            reading = Reading(read, f"a batch of {n:,} samples of replay in {self.settings.dir or 'memory'}")
+            reading = PendingRead(read, f"a batch of {n:,} samples of replay in {self.settings.dir or 'memory'}")
             return drawing, reading.result
 
-        reading: Reading[TrainBatch] | None = None
+        reading: PendingRead[TrainBatch] | None = None
         following = draw() if count else None
         try:
             for left in range(count, 0, -1):
@@ -258,7 +258,7 @@ class Replay:
             raise
 
     def _read_rows(
-        self, drawing: Drawing, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
+        self, drawing: SampledUnits, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
     ) -> TrainBatch:
         held = True
         if self._drawn_among is not None:
@@ -274,7 +274,7 @@ class Replay:
         valid = x.valid if held else np.zeros(1 if x.valid is None else x.valid.shape, bool)
         return ready(TrainBatch(x.inputs, rows, valid, x.state))
 
-    def update_priorities(self, drawing: Drawing, priority: Array) -> None:
+    def update_priorities(self, drawing: SampledUnits, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors; a learner passes those of its slots."""
         index = self._live()[1]
         if self._drawn_among is not None:

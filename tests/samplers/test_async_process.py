@@ -56,7 +56,7 @@ class Here:
             assert block[control.SENT] > block[control.DONE], "it waits for a batch that nobody may collect"
             self.host.collect(block[control.DONE])
 
-    def set(self, w: int) -> None:
+    def wake(self, w: int) -> None:
         self.rings += 1
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
 from penstock.envs.pools.many.journal import ParallelJournal, replay_parallel
-from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
+from penstock.envs.pools.many.lockstep import RowDefaults, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import check_values, real_rewards, refuse_flags, write_unusual
 from penstock.envs.pools.many.rows import row_writer
@@ -133,7 +133,7 @@ class SimultaneousPool(AgentsPool):
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
         host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
-        activity, row = host.activity, Row(len(views))
+        activity, row = host.activity, RowDefaults(len(views))
         host.tick += 1
         activity[1], activity[3], activity[4], activity[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
@@ -224,7 +224,7 @@ class SimultaneousPool(AgentsPool):
         self._journal.open(e, row)
         return self.there.open(e, self.host.reset(e))
 
-    def _change(self, at: int, row: Row, views: list[RowViews]) -> None:
+    def _change(self, at: int, row: RowDefaults, views: list[RowViews]) -> None:
         """Writes what differs from row to row `at`: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
             if invalid := [b for q, b in row.invalid if q == p]:

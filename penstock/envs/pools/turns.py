@@ -21,7 +21,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.rows import turns_writer
-from penstock.envs.pools.many.turn_columns import Column, Player, idle_rest
+from penstock.envs.pools.many.turn_columns import Player, SeatColumn, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
 from penstock.envs.pools.many.turn_source import last_turn
@@ -66,17 +66,17 @@ class TurnPool(AgentsPool):
         E = len(self.host.envs)
         self.host.restart(seed, episodes)
         self.recorder.restart()
-        self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
+        self._columns = [[SeatColumn(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
         self.there = there = TurnEnvs(self.host, self.recorder, self.settings.journal_steps)
         self.host.step_of = lambda e: there.moves[e]
-        self._waiting: list[Column | None] = [None] * E
+        self._waiting: list[SeatColumn | None] = [None] * E
         """Column with a turn that waits for an action; None if the environment is out of room or has no episode
         left."""
         self._pending: list[tuple[Ints, Ints] | None] = [None] * len(self.seats)
         """By policy what `pending` returns, once it has been asked since the last sweep."""
         self._turn: list[tuple[str, Player, Any] | None] = [None] * E
         """The agent to act, and its observation; None while no agent is to act."""
-        self._closing: list[list[tuple[Column, str, Any, Any]]] = [[] for _ in self.seats]
+        self._closing: list[list[tuple[SeatColumn, str, Any, Any]]] = [[] for _ in self.seats]
         """Rows that close at the end of this sweep, by policy: agent, observation and reward.
 
         Rows of an environment that runs on are written immediately, because it may reuse the observation array."""
@@ -85,7 +85,7 @@ class TurnPool(AgentsPool):
 
         They are valid once the environment has gone on, or its episode stands in the log.
         """
-        self._held: list[tuple[Column, list[Any]]] = []
+        self._held: list[tuple[SeatColumn, list[Any]]] = []
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
 
@@ -214,7 +214,7 @@ class TurnPool(AgentsPool):
         activity[1] = 0
         self._finish_sweep()
 
-    def _move(self, e: int, column: Column, action: Any) -> None:
+    def _move(self, e: int, column: SeatColumn, action: Any) -> None:
         """The agent whose turn it is acts."""
         turn = self._turn[e]
         assert turn is not None
@@ -354,7 +354,7 @@ class TurnPool(AgentsPool):
             self._waiting[e] = column
 
     def _close_row(
-        self, column: Column, player: Player, agent: str, obs: Any, reward: Any, terminated: Any, truncated: Any,
+        self, column: SeatColumn, player: Player, agent: str, obs: Any, reward: Any, terminated: Any, truncated: Any,
         info: Any,
     ) -> None:  # fmt: skip
         """The turn that was open is a row."""

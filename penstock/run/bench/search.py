@@ -40,7 +40,7 @@ _BATCHES = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """The settings of one sampler and its measured speed."""
 
     sampler: Synchronous
@@ -54,9 +54,9 @@ class Row:
 class BenchmarkResult:
     """The result of a benchmark: every candidate, and the best."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     """The fastest first, those that failed last."""
-    best: Row
+    best: BenchmarkRow
     T: int
     """Time steps of the batches that were measured: the run's, or fewer where its environment is slow."""
     machine: str
@@ -85,7 +85,7 @@ def bench(
         row_s = statistics.median(took for took, _ in _batches(plan, replace(base, T=1), agents, 0.0, _BATCHES))
         T = int(min(max(seconds / _PASSES / _BATCHES / row_s, 1), base.T))
         native = makes_vector_env(plan.env)
-        rows = [Row(sampler) for sampler in candidates(base, machine, native, same_device, exp.run.device)]
+        rows = [BenchmarkRow(sampler) for sampler in candidates(base, machine, native, same_device, exp.run.device)]
         for _ in range(_PASSES):
             rows = [_measured(plan, row, T, agents, seconds / _PASSES, say) for row in rows]
     measured = [row for row in rows if row.steps_per_s]
@@ -146,14 +146,16 @@ def describe(sampler: Synchronous) -> str:
     return text + (f" x {found['groups']} groups" if found.get("groups", 1) > 1 else "")
 
 
-def choose(measured: list[Row]) -> Row:
+def choose(measured: list[BenchmarkRow]) -> BenchmarkRow:
     """The simplest sampler about as fast as the fastest: serial before workers, few workers before many."""
     fastest = max(row.steps_per_s for row in measured)
     good = [row for row in measured if row.steps_per_s >= _WORTH * fastest]
     return min(good, key=lambda row: (row.sampler.workers, -row.steps_per_s))
 
 
-def _measured(plan: Plan, row: Row, T: int, agents: Any, seconds: float, say: Callable[[str], None]) -> Row:
+def _measured(
+    plan: Plan, row: BenchmarkRow, T: int, agents: Any, seconds: float, say: Callable[[str], None]
+) -> BenchmarkRow:
     """The row with its speed in batches of T, if that is more than it had."""
     if row.note:
         return row

@@ -20,7 +20,7 @@ _EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_
 
 
 @dataclass(frozen=True)
-class Points:
+class MetricSeries:
     """Finite values of one metric, in the order they were logged."""
 
     steps: Floats
@@ -39,11 +39,11 @@ class Curve:
     """The points that a picture shows of one run; `own` and `data` are not both empty."""
 
     of: Identity
-    own: Points
+    own: MetricSeries
     """The metric of the run's own policy."""
-    evals: Points
+    evals: MetricSeries
     """Mean returns of its evaluations."""
-    data: Points
+    data: MetricSeries
     """The metric of the dataset that is played back; empty for a run that samples."""
     policy: str | None = None
     """Id of the curve's policy, "" for all agents together; None with a single policy."""
@@ -105,14 +105,14 @@ def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: s
     return Curve(of, own, evals, data, policy)
 
 
-def _points(rows: list[dict[str, float]], key: str) -> Points:
+def _points(rows: list[dict[str, float]], key: str) -> MetricSeries:
     """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
     found = [row for row in rows if math.isfinite(row.get(key, math.nan))]
     timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
     steps, seconds = _column(found, "step"), np.full(len(found), math.nan)
     if timed:
         seconds = np.interp(steps, _column(timed, "step"), _column(timed, _TIME))
-    return Points(steps, seconds, _column(found, key))
+    return MetricSeries(steps, seconds, _column(found, key))
 
 
 def _column(rows: list[dict[str, float]], key: str) -> Floats:

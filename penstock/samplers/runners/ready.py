@@ -13,7 +13,7 @@ from penstock.envs.make import EnvConfig
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.runners.live import RunnersLive
 from penstock.samplers.runners.runners import late
-from penstock.samplers.trackers.ahead import waiting_state
+from penstock.samplers.trackers.batch_queue import waiting_state
 from penstock.samplers.trackers.lag import lags
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.actors.backend import RunnerError
-from penstock.actors.in_process import Done, InProcess
+from penstock.actors.in_process import FinishedCall, InProcess
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.workers import faults as faults_of_workers
@@ -58,12 +58,12 @@ class Flaky(InProcess):
         self.faults, self.count = faults, dict[tuple[str, str], int]()
         self.killed: list[str] = []
 
-    def call(self, runner: Any, method: str, *args: Any) -> Done:
+    def call(self, runner: Any, method: str, *args: Any) -> FinishedCall:
         name = repr(runner)
         n = self.count.get((name, method), 0)
         self.count[name, method] = n + 1
         error = self.faults.pop((int(name.strip("<>").split()[-1]), method, n), None)
-        return super().call(runner, method, *args) if error is None else Done(error=error)
+        return super().call(runner, method, *args) if error is None else FinishedCall(error=error)
 
     def kill(self, runner: Any) -> None:
         self.killed.append(repr(runner))

@@ -17,7 +17,7 @@ from penstock.envs.pools.messages import fail, last, refuse_obs
 from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.slot_envs import SlotEnvs
-from penstock.envs.seats import Seating, Seats
+from penstock.envs.seats import SeatAssignment, Seating
 
 
 class AgentEnvs(SlotEnvs):
@@ -33,7 +33,7 @@ class AgentEnvs(SlotEnvs):
         self._said_lost = False
         super().__init__(config, slots, settings)
         self.index = {agent: k for k, agent in enumerate(self.seating.agents)}
-        self.seats = [Seats(self.seating) for _ in self.envs]
+        self.seats = [SeatAssignment(self.seating) for _ in self.envs]
 
     def make(self, slot: int) -> Any:
         return self.config.make(slot)

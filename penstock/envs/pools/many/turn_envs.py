@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.tree import tree_structure, tree_unflatten
 from penstock.envs.pools.many.agent_envs import AgentEnvs, EpisodeRecorder
 from penstock.envs.pools.many.contract import agents_violation, turn_violation
-from penstock.envs.pools.many.turn_columns import Column, Player
+from penstock.envs.pools.many.turn_columns import Player, SeatColumn
 from penstock.envs.pools.many.turn_journal import TurnJournal
 from penstock.envs.pools.many.turn_source import turn_source
 from penstock.envs.pools.messages import fail
@@ -81,7 +81,7 @@ class TurnEnvs:
         self.gone[e].add(agent)
         self.agents[e] = [other for other in self.agents[e] if other != agent]
 
-    def snapshot(self, e: int, columns: Sequence[Column]) -> dict[str, Any]:
+    def snapshot(self, e: int, columns: Sequence[SeatColumn]) -> dict[str, Any]:
         """Who is there, by places among the environment's columns, as plain data."""
         return {
             "players": {
@@ -94,7 +94,7 @@ class TurnEnvs:
             "gone": sorted(self.gone[e]),
         }  # fmt: skip
 
-    def restore(self, e: int, found: dict[str, Any], columns: Sequence[Column], seats: Sequence[int]) -> None:
+    def restore(self, e: int, found: dict[str, Any], columns: Sequence[SeatColumn], seats: Sequence[int]) -> None:
         """Inverse of `snapshot`, for an environment that has come to where it was.
 
         Args:
