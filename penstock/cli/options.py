@@ -115,12 +115,8 @@ def _slip_of(option: str, known: Sequence[str]) -> str:
 
 def _setting_meant(option: str, known: Sequence[str], classes: Sequence[type]) -> str:
     """A hint at the setting that an option means, "" if none is known."""
-    from penstock.core.names.hints import (  # it loads numpy, which help does not need
-        Counterpart,
-        foreign,
-        in_words,
-        owners,
-    )
+    # It loads numpy, which help does not need.
+    from penstock.core.names.hints import Counterpart, foreign, in_words, owners
 
     part, _, leaf = option.removeprefix("--").replace("-", "_").rpartition(".")
     own = owners(leaf)

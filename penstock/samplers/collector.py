@@ -138,7 +138,7 @@ class TurnViews:
                 x[...] = y.cpu().numpy()
 
     def act(
-        self, agent: ActingAgent, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None
+        self, agent: LoopAgent, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None
     ) -> None:
         """Acts for the turns that wait, in `rows` [n] of the batch's columns `slots` [n]."""
         n, padded = len(slots), padded_rows(len(slots))
@@ -205,7 +205,7 @@ def _padded(x: Tensor, rows: int) -> Tensor:
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
-class ActingAgent(Protocol):
+class LoopAgent(Protocol):
     """The part of an `Agent` that the loop needs."""
 
     noise_size: int
@@ -216,7 +216,7 @@ class ActingAgent(Protocol):
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
 
 
-class SteppingPool(Protocol):
+class LoopPool(Protocol):
     """The part of an `EnvPool` that the loop needs."""
 
     groups: tuple[Group, ...]
@@ -231,8 +231,8 @@ class SteppingPool(Protocol):
 
 
 def collect(
-    pool: SteppingPool,
-    agents: Sequence[ActingAgent],
+    pool: LoopPool,
+    agents: Sequence[LoopAgent],
     batches: Sequence[SampleBatch],
     views: Sequence[Any],
     states: list[Tree],
@@ -302,7 +302,7 @@ def one_torch_thread() -> Generator[None, None, None]:
 
 
 def _uniforms(
-    pool: SteppingPool, noise: Noise | None, policy: int, of: tuple[ActingAgent, SampleBatch]
+    pool: LoopPool, noise: Noise | None, policy: int, of: tuple[LoopAgent, SampleBatch]
 ) -> npt.NDArray[np.float32] | None:
     """[T, B, noise_size] of one policy; None where it acts deterministically."""
     agent, batch = of

@@ -73,9 +73,8 @@ class LearnerGroup(Rank):
             self._meeting = self._met_at()
             local = isinstance(self._meeting, FileMeeting)
             super().__init__(0, size, self._meeting.meet_as(0, size), run.learner_timeout_s, local, self._look)
-            self.call(
-                "build", LentDescriptor(self._meeting.fd) if isinstance(self._meeting, FileMeeting) else self._meeting
-            )
+            meeting = self._meeting
+            self.call("build", LentDescriptor(meeting.fd) if isinstance(meeting, FileMeeting) else meeting)
         except BaseException:
             self._release()
             raise

@@ -20,7 +20,7 @@ _EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_
 
 
 @dataclass(frozen=True)
-class MetricSeries:
+class Series:
     """Finite values of one metric, in the order they were logged."""
 
     steps: Floats
@@ -39,11 +39,11 @@ class Curve:
     """The points that a picture shows of one run; `own` and `data` are not both empty."""
 
     of: Identity
-    own: MetricSeries
+    own: Series
     """The metric of the run's own policy."""
-    evals: MetricSeries
+    evals: Series
     """Mean returns of its evaluations."""
-    data: MetricSeries
+    data: Series
     """The metric of the dataset that is played back; empty for a run that samples."""
     policy: str | None = None
     """Id of the curve's policy, "" for all agents together; None with a single policy."""
@@ -87,8 +87,8 @@ def _is_copy(short: Curve, long: Curve) -> bool:
 def _policies(rows: Sequence[dict[str, float]]) -> list[str]:
     """Ids of policies, in the order in which rows name them; none where there is one."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    found = [re.fullmatch(r"rollout/([^/]+)/ep_rew_mean|eval/([^/]+)/mean_reward", key) for key in keys]
-    return list(dict.fromkeys(match[1] or match[2] for match in found if match))
+    matches = [re.fullmatch(r"rollout/([^/]+)/ep_rew_mean|eval/([^/]+)/mean_reward", key) for key in keys]
+    return list(dict.fromkeys(match[1] or match[2] for match in matches if match))
 
 
 def _of_policy(metric: str, policy: str) -> str:
@@ -105,14 +105,14 @@ def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: s
     return Curve(of, own, evals, data, policy)
 
 
-def _points(rows: list[dict[str, float]], key: str) -> MetricSeries:
+def _points(rows: list[dict[str, float]], key: str) -> Series:
     """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
-    found = [row for row in rows if math.isfinite(row.get(key, math.nan))]
+    finite = [row for row in rows if math.isfinite(row.get(key, math.nan))]
     timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
-    steps, seconds = _column(found, "step"), np.full(len(found), math.nan)
+    steps, seconds = _column(finite, "step"), np.full(len(finite), math.nan)
     if timed:
         seconds = np.interp(steps, _column(timed, "step"), _column(timed, _TIME))
-    return MetricSeries(steps, seconds, _column(found, key))
+    return Series(steps, seconds, _column(finite, key))
 
 
 def _column(rows: list[dict[str, float]], key: str) -> Floats:
