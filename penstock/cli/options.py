@@ -115,14 +115,11 @@ def _slip_of(option: str, known: Sequence[str]) -> str:
 
 def _setting_meant(option: str, known: Sequence[str], classes: Sequence[type]) -> str:
     """A hint at the setting that an option means, "" if none is known."""
-    # It loads numpy, which help does not need.
-    from penstock.core.names.hints import Counterpart, foreign, in_words, owners
+    from penstock.core.names.hints import Meaning, foreign, in_words, owners  # it loads numpy, which help does not need
 
     part, _, leaf = option.removeprefix("--").replace("-", "_").rpartition(".")
     own = owners(leaf)
-    found = foreign(leaf, classes) or (
-        Counterpart(".".join(filter(None, (next(iter(own)), leaf))), "") if own else None
-    )
+    found = foreign(leaf, classes) or (Meaning(".".join(filter(None, (next(iter(own)), leaf))), "") if own else None)
     alike = [text for text in known if text.rpartition(".")[2].lstrip("-").replace("-", "_") == leaf and "." in text]
     alike = [text for text in alike if text.startswith(f"--{part}.")] or alike
     if alike and (found is None or not part):

@@ -20,7 +20,7 @@ _NO_OPTION = ("algo", "run", "imports")
 
 
 @dataclasses.dataclass(frozen=True)
-class Counterpart:
+class Meaning:
     """Our counterpart of another library's name: a setting, or a sentence where there is none."""
 
     path: str
@@ -41,7 +41,7 @@ def hint(name: str, cls: type) -> str:
     return _owned(name, cls) or slip(name, settings_of(cls)) or known_words(sorted(settings_of(cls)))
 
 
-def foreign(name: str, classes: Sequence[type]) -> Counterpart | None:
+def foreign(name: str, classes: Sequence[type]) -> Meaning | None:
     """The meaning of another library's name for settings of these classes, the first that knows it; else None."""
     parts = [*(base.__name__ for cls in classes for base in cls.__mro__[:-1]), "any"]
     value = next((table()[part][name] for part in parts if name in table().get(part, {})), None)
@@ -109,7 +109,7 @@ def option(path: str) -> str:
     return f"--{path}" if "." in path else f"--{path.replace('_', '-')}"
 
 
-def _located(found: Counterpart, cls: type) -> str:
+def _located(found: Meaning, cls: type) -> str:
     """The setting that is meant, as one says it where settings of `cls` are made."""
     known, at, path = settings_of(cls), _place(cls), found.path
     if "inner" in known and path in ("sampler.T", "sampler.B"):
@@ -206,9 +206,9 @@ def table() -> dict[str, dict[str, Any]]:
     return tomllib.loads(files("penstock.core.names").joinpath("foreign.toml").read_text(encoding="utf-8"))
 
 
-def meaning_of(value: str) -> Counterpart:
+def meaning_of(value: str) -> Meaning:
     match = _FORM.fullmatch(value)
-    return Counterpart(match[1], match[2] or "") if match else Counterpart("", value)
+    return Meaning(match[1], match[2] or "") if match else Meaning("", value)
 
 
 def _with(text: str, note: str) -> str:
