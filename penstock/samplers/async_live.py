@@ -147,24 +147,24 @@ class AsyncLive(Evaluates):
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents, to publish their parameters; returns examples of one step, like `Sampler.initialize`."""
-        shown = self._installed.take(agents)
+        answers = self._installed.take(agents)
         taken, seating = self._installed.agents, self._installed.seating
         n = self._queue.depth + 2
         example = [batch for _ in range(n) for batch in self._installed.allocate()]
         arrays = [{name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()} for agent in taken]
         fd = self._workers.memory_fds[PARAMETERS]
-        where, there = share(fd, [arrays] * (n + 1), f"{n + 1} copies of the parameters")
+        where, memory = share(fd, [arrays] * (n + 1), f"{n + 1} copies of the parameters")
         self._published = [
-            [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in there
+            [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in memory
         ]
         size = 1 << 16
         size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys)) * (1 + len(seating.agents))
         copies = [copy.deepcopy(agent).cpu() for agent in taken]
         self._attached = AttachInner(self._installed.by_id(copies), where, n, self._queue.depth, self._exact, size)
         self._workers.call([[self._attached]])
-        there = view(self._workers.memory_fds[BATCHES], places(example)[0])
-        self._queue.attach([there[k : k + len(taken)] for k in range(0, len(there), len(taken))])
-        return shown
+        memory = view(self._workers.memory_fds[BATCHES], places(example)[0])
+        self._queue.attach([memory[k : k + len(taken)] for k in range(0, len(memory), len(taken))])
+        return answers
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Batch `itr`, which is valid until the next call, and the episodes that ended in it.
@@ -274,8 +274,8 @@ class AsyncLive(Evaluates):
         return (activity[4] - 1) % self.batch_spec.T
 
     def _write(self, agents: Sequence[Agent], place: int) -> None:
-        for agent, there in zip(agents, self._published[place]):
-            copy_parameters(agent, there)
+        for agent, arrays in zip(agents, self._published[place]):
+            copy_parameters(agent, arrays)
 
     def _ask_for_released(self) -> None:
         self._block[FIRST] = self._queue.first
@@ -300,6 +300,6 @@ class AsyncLive(Evaluates):
             if itr not in self._queue.waiting:
                 at = (itr % self._queue.buffers) * self._attached.result_size
                 fd = self._workers.memory_fds[RESULTS]
-                found = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
-                self._queue.waiting[itr] = Episodes(**found["episodes"])
-                self._metrics |= found["metrics"]
+                results = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
+                self._queue.waiting[itr] = Episodes(**results["episodes"])
+                self._metrics |= results["metrics"]

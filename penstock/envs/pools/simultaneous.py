@@ -50,7 +50,7 @@ class SimultaneousPool(AgentsPool):
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         self.host.restart(seed, episodes)
         self.recorder.restart()
-        self.there = ParallelEnvs(self.host)
+        self.parallel = ParallelEnvs(self.host)
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
         self._unsummed = 0
@@ -100,39 +100,39 @@ class SimultaneousPool(AgentsPool):
     def _snapshot(self, e: int) -> dict[str, Any]:
         """The open episode of an environment, as plain data."""
         env, tick = self.host.envs[e], self.host.tick
-        sums = {agent: self._sums[p][:, b].tolist() for agent, p, b in self.there.where[e]}
-        own = env.get_state() if offers_state(env) else None
+        sums = {agent: self._sums[p][:, b].tolist() for agent, p, b in self.parallel.where[e]}
+        env_state = env.get_state() if offers_state(env) else None
         return {
-            "there": self.there.snapshot(e),
+            "there": self.parallel.snapshot(e),
             "sums": {agent: [*x[:3], tick - int(x[3])] for agent, x in sums.items()},
             "account": self.recorder.snapshot(e),
-            "journal": None if own is not None else self._journal.episode(e),
-            "env": own,
+            "journal": None if env_state is not None else self._journal.episode(e),
+            "env": env_state,
         }
 
-    def _restore(self, e: int, found: dict[str, Any]) -> bool:
+    def _restore(self, e: int, state: dict[str, Any]) -> bool:
         """Restores the stored episode; returns False if the environment does not reach the same state."""
-        host, there, env = self.host, self.there, self.host.envs[e]
+        host, parallel, env = self.host, self.parallel, self.host.envs[e]
         if host.over[e]:
             return True
-        if found["env"] is not None and offers_state(env):
+        if state["env"] is not None and offers_state(env):
             host.reset(e, again=True)
-            env.set_state(found["env"])
-            there.restore(e, found["there"])
-        elif not replay_parallel(there, e, found, self._outs, self._to_env):
-            there.clear(e)
+            env.set_state(state["env"])
+            parallel.restore(e, state["there"])
+        elif not replay_parallel(parallel, e, state, self._outs, self._to_env):
+            parallel.clear(e)
             self.recorder.forget(e)
             return False
-        self._journal.load(e, found["journal"])
-        self.recorder.restore(e, found["account"])
-        for agent, p, b in there.where[e]:
-            *sums, age = found["sums"][agent]
+        self._journal.load(e, state["journal"])
+        self.recorder.restore(e, state["account"])
+        for agent, p, b in parallel.where[e]:
+            *sums, age = state["sums"][agent]
             self._sums[p][:, b] = *sums, host.tick - age
         return True
 
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
-        host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
+        host, parallel, tell, views = self.host, self.parallel, self.host.showing.anything, self._rows[at]
         activity, row = host.activity, RowDefaults(len(views))
         host.tick += 1
         activity[1], activity[3], activity[4], activity[5] = STEPPING, host.slots.start, host.tick, self.evaluation
@@ -141,7 +141,7 @@ class SimultaneousPool(AgentsPool):
         flags, results = list[Any](), list[Any]([None]) * len(host.steps)
         try:
             for e, env, step, names, own, full in zip(
-                range(len(host.steps)), host.envs, host.steps, there.alive, there.own, there.full
+                range(len(host.steps)), host.envs, host.steps, parallel.alive, parallel.own, parallel.full
             ):
                 if not names:
                     row.partly.append(e)
@@ -157,14 +157,14 @@ class SimultaneousPool(AgentsPool):
                 K = len(names)
                 if full is None or env.agents != names or not K == len(reward) == len(terminated) == len(truncated):
                     row.partly.append(e)
-                    row.seat(e, there.answer(e, result, chosen), self.seats, views)
+                    row.seat(e, parallel.answer(e, result, chosen), self.seats, views)
                     if host.over[e]:
                         row.over.append(e)
                     continue
                 flags += terminated.values()
                 flags += truncated.values()
                 results[e] = result
-                shown = there.shown(e, "step", names, obs, infos) if tell else obs
+                shown = parallel.shown(e, "step", names, obs, infos) if tell else obs
                 for seen, paid, read in zip(row.obs, row.rewards, full):
                     seen += read(shown)
                     paid += read(reward)
@@ -178,13 +178,13 @@ class SimultaneousPool(AgentsPool):
             fail(host.where(e, "step"), error, chosen)
         activity[1] = 0
         if any(flags) or not FLAGS.issuperset(map(type, flags)):
-            refuse_flags(there, {e: x[2:4] for e, x in enumerate(results) if x is not None})
+            refuse_flags(parallel, {e: x[2:4] for e, x in enumerate(results) if x is not None})
         for p, view in enumerate(views):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):
-                rewards = row.rewards[p] = real_rewards(there, p, rewards)
+                rewards = row.rewards[p] = real_rewards(parallel, p, rewards)
             if not self._writers[p](view.flat, None, row.obs[p]):
-                write_unusual(there, p, view.obs, row.obs[p])
+                write_unusual(parallel, p, view.obs, row.obs[p])
             view.reward[:] = rewards
             view.terminated.fill(False)
             view.truncated.fill(False)
@@ -200,7 +200,7 @@ class SimultaneousPool(AgentsPool):
             sound = not look or self._sound[p](view.obs)
             legal = not self._masked[p] or view.obs[MASK_KEY].any(1).all()
             if not (sound and legal and math.hypot(*row.rewards[p]) < LARGEST_REWARD):
-                check_values(there, p, view.obs, row.rewards[p], everyone)
+                check_values(parallel, p, view.obs, row.rewards[p], everyone)
 
     def _sum_up(self, rows: int) -> None:
         """Adds the rewards of the batch before row `rows` to the sums, row by row."""
@@ -222,7 +222,7 @@ class SimultaneousPool(AgentsPool):
     def _open(self, e: int, row: int) -> list[AgentStep]:
         """Opens the next episode of an environment; `row` is its first."""
         self._journal.open(e, row)
-        return self.there.open(e, self.host.reset(e))
+        return self.parallel.open(e, self.host.reset(e))
 
     def _change(self, at: int, row: RowDefaults, views: list[RowViews]) -> None:
         """Writes what differs from row to row `at`: seats that idle, agents that come and end, episodes that end."""
@@ -243,15 +243,15 @@ class SimultaneousPool(AgentsPool):
 
     def _cut_long(self, at: int, views: list[RowViews]) -> None:
         """Ends the episodes that have as many steps as an evaluation plays: who is there is truncated."""
-        host, there = self.host, self.there
-        for e, names in enumerate(there.alive):
+        host, parallel = self.host, self.parallel
+        for e, names in enumerate(parallel.alive):
             if not names or host.tick - host.began[e] < host.limit:
                 continue
             self._sum_up(at + 1)
-            for agent, p, b in there.where[e]:
+            for agent, p, b in parallel.where[e]:
                 views[p].truncated[b] = views[p].valid[b]
                 self._end(p, [(e, AgentStep(agent, p, b, None, truncated=True))])
-            there.clear(e)
+            parallel.clear(e)
             host.finish(e)
             self._close(e, at)
 
@@ -270,7 +270,7 @@ class SimultaneousPool(AgentsPool):
 
     def _report(self, e: int, infos: Any, views: list[RowViews]) -> None:
         """Records the info keys that agents report."""
-        for agent, p, b in self.there.where[e]:
+        for agent, p, b in self.parallel.where[e]:
             if info := infos.get(agent):
                 for key, value in self.recorder.report(e, agent, info).items():
                     if key in views[p].info:
@@ -320,14 +320,14 @@ class SimultaneousPool(AgentsPool):
                 self._put_row_0(e, self._open(e, 0), {})
                 continue
             drawn: dict[str, Tree] = {}
-            for agent, p, b in self.there.where[e]:
+            for agent, p, b in self.parallel.where[e]:
                 at = n * host.index[agent]
                 mask = self._outs[p].obs[MASK_KEY][0, b][None] if self._masked[p] else None
                 drawn[agent] = sample_action(self.specs[p].action, noise[None, at : at + sizes[p]], mask)
-            chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.there.where[e]}
+            chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.parallel.where[e]}
             result, acted = host.step(e, chosen), list(chosen)
             actions = {agent: tree_map(lambda x: x[0], x) for agent, x in drawn.items()}
-            self._journal.before_row_0(e, actions, self.there.where[e], self._outs)
-            self._put_row_0(e, self.there.answer(e, result, chosen), actions)
+            self._journal.before_row_0(e, actions, self.parallel.where[e], self._outs)
+            self._put_row_0(e, self.parallel.answer(e, result, chosen), actions)
             for agent in acted:
                 self.recorder.report(e, agent, result[4].get(agent, {}))

@@ -57,10 +57,10 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     """
     of, rows = identify(run_dir), read_metrics(run_dir)
     policies = _policies(rows)
-    found = [_curve(of, rows, _of_policy(metric, policy), _of_policy(EVAL, policy), policy) for policy in policies]
-    found = [curve for curve in found if len(curve.own)]
-    whole = _curve(of, rows, metric, EVAL, "" if found else None)
-    return [whole, *found] if len(whole.own) or len(whole.data) else found
+    curves = [_curve(of, rows, _of_policy(metric, policy), _of_policy(EVAL, policy), policy) for policy in policies]
+    curves = [curve for curve in curves if len(curve.own)]
+    joint = _curve(of, rows, metric, EVAL, "" if curves else None)
+    return [joint, *curves] if len(joint.own) or len(joint.data) else curves
 
 
 def without_copies(runs: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
@@ -99,10 +99,10 @@ def _of_policy(metric: str, policy: str) -> str:
 def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: str, policy: str | None) -> Curve:
     evals = _points(rows, evaluated)
     if of.offline and metric.startswith("rollout/"):
-        own, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
+        points, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
     else:
-        own, data = _points(rows, metric), _points([], metric)
-    return Curve(of, own, evals, data, policy)
+        points, data = _points(rows, metric), _points([], metric)
+    return Curve(of, points, evals, data, policy)
 
 
 def _points(rows: list[dict[str, float]], key: str) -> Series:

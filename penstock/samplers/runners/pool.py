@@ -114,20 +114,20 @@ class RunnerSource(Source):
 
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
-        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
+        total = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
         alive = [i for i in self.runners.alive if i in self._columns]
-        found = self.runners.collect(
+        replies = self.runners.collect(
             {i: self.runners.call(i, "pool_state") for i in alive}, self.runners.start_timeout_s
         )
-        for i, reply in found.items():
+        for i, reply in replies.items():
             part, slots = PoolState.from_plain(reply["pool"]), self._slots[i]
-            part.began = [n + whole.tick - part.tick for n in part.began]
+            part.began = [n + total.tick - part.tick for n in part.began]
             if part.episode:  # native batched environments know of none: all of their slots reset next
-                whole.put(slots, part)
+                total.put(slots, part)
             for policy, states, at in zip(self._seating.policies, self._states, self._columns[i]):
                 tree_map(lambda x, y, at=at: np.copyto(x[at], y), states, reply["agent_states"][policy])
-            whole.restarts = max(whole.restarts, part.restarts)
-        return whole
+            total.restarts = max(total.restarts, part.restarts)
+        return total
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
@@ -151,11 +151,11 @@ class RunnerSource(Source):
                     part.to_plain(),
                     [None if x is None else tuple(x) for x in journal[slots]],
                 )
-        found = self.runners.collect(calls, self.runners.start_timeout_s)
+        cut_slots = self.runners.collect(calls, self.runners.start_timeout_s)
         lost: list[int] = []
         for i, slots in self._slots.items():  # without an answer it died, and the open episodes with it
             mine = range(slots.start, slots.stop)
-            lost += [mine[b] for b in found[i]] if i in found else [b for b in mine if not state.ended[b]]
+            lost += [mine[b] for b in cut_slots[i]] if i in cut_slots else [b for b in mine if not state.ended[b]]
         return sorted(lost)
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> EvaluationRunners:
@@ -172,8 +172,8 @@ class RunnerSource(Source):
     def metrics(self) -> dict[str, float]:
         """`group/...` times of the last round, runners alive, faults of runners and inside them, and their waits."""
         waits: dict[str, list[float]] = {}
-        for found in self._runner_metrics.values():
-            for name, value in found.items():
+        for of_runner in self._runner_metrics.values():
+            for name, value in of_runner.items():
                 if not name.startswith(("faults/", "env/out_of_bounds")):
                     waits.setdefault(name, []).append(value)
         lost = waits.pop("env/lost_rewards", [])
@@ -194,8 +194,8 @@ class RunnerSource(Source):
 
     def _faults(self) -> Counter[str]:
         counts = self._restored + self._gone + (self.runners.faults.counts if self._whole else Counter())
-        for found in self._runner_metrics.values():
-            counts.update({name[len("faults/") :]: int(n) for name, n in found.items() if name.startswith("faults/")})
+        for values in self._runner_metrics.values():
+            counts.update({name[len("faults/") :]: int(n) for name, n in values.items() if name.startswith("faults/")})
         return counts
 
     def _lost(self, i: int) -> None:

@@ -130,7 +130,7 @@ class Runners:
             harmless: an exception of a call is raised here, and its runner stays.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s
-        until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
+        until, waiting, results = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
         while waiting:
             left_s = max(until - time.monotonic(), 0.0)
             last = len(waiting) == 1  # its result can be waited for itself, which takes one call less
@@ -139,7 +139,7 @@ class Runners:
                 del waiting[i]
                 try:
                     result = self.backend.result(call, left_s if last else self.deadline_s)
-                    found[i] = result if then is None else then(i, result)
+                    results[i] = result if then is None else then(i, result)
                 except RunnerError as error:
                     if last and error.kind == "timeout":
                         error = self._late(i, limit_s)
@@ -151,7 +151,7 @@ class Runners:
                 for i in list(waiting):
                     del waiting[i]
                     self.lost(i, self._late(i, limit_s))
-        return found
+        return results
 
     def lost(self, i: int, error: RunnerError) -> None:
         """Kills a runner that failed, and has it replaced as the policy says.
