@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.actor_critic import ActorCriticSettings
 from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import ActionBox, StackedMLP, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
@@ -22,7 +23,7 @@ from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.noise import Held
+from penstock.core.noise import HeldNoise
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 
@@ -33,23 +34,15 @@ _LOG_STD = -3.0
 """First log deviation of gSDE's weights, as there."""
 
 
-class ControlSettings(Protocol):
-    """Settings that `control_agent` reads; besides `critics` and, with a Gaussian actor, `alpha`."""
-
-    @property
-    def net(self) -> Net: ...
-    @property
-    def discount(self) -> float: ...
-
-
 def control_agent(
-    spec: EnvSpec, settings: ControlSettings, actor: nn.Module | None = None, critics: nn.Module | None = None
+    spec: EnvSpec, settings: ActorCriticSettings, actor: nn.Module | None = None, critics: nn.Module | None = None
 ) -> ControlAgent:
     """The default `agent` of SAC, TD3, DDPG and CQL on boxes, or that agent with networks of your own.
 
     Args:
         actor: maps observations [N, *O] to [N, 2 size], means and log deviations before tanh; for TD3 and DDPG to
-            [N, size], the action before tanh. critics: `ActionCritics`. Targets are copies.
+            [N, size], the action before tanh. critics: maps observations and actions [N, size] in
+            [-1, 1] to Q [k, N] of k critics. Targets are copies.
     """
     temperature = getattr(settings, "alpha", None)
     agent = ControlAgent(
@@ -177,7 +170,7 @@ class ControlAgent(Agent):
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None
         if isinstance(self.actor.out, StateDependentOutput):
-            self.held_noise = Held(self.actor.out.noise_size, net.sde_sample_freq)
+            self.held_noise = HeldNoise(self.actor.out.noise_size, net.sde_sample_freq)
         self.noise_size = self.held_noise.size + size
         self.register_buffer("warm", torch.ones(1))
         self.register_buffer("spread", torch.zeros(1))

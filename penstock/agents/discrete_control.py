@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,25 +22,13 @@ from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree
 
 
-class DiscreteControlSettings(Protocol):
-    """Settings that `discrete_control_agent` reads."""
-
-    @property
-    def net(self) -> Net: ...
-    @property
-    def discount(self) -> float: ...
-    @property
-    def critics(self) -> int: ...
-    @property
-    def alpha(self) -> float | Literal["auto"]: ...
-
-
 def discrete_control_agent(
-    spec: EnvSpec, settings: DiscreteControlSettings, actor: nn.Module | None = None, critics: nn.Module | None = None
+    spec: EnvSpec, settings: Any, actor: nn.Module | None = None, critics: nn.Module | None = None
 ) -> DiscreteControlAgent:
     """The default `agent` of DiscreteSAC, or that agent with networks of your own.
 
     Args:
+        settings: with `net`, `discount`, `critics` and `alpha`.
         actor: maps observations [N, *O], without their mask, to logits [N, A]. critics: to Q [k, N, A] of k critics.
             Targets are copies.
     """

@@ -16,8 +16,8 @@ from penstock.agents.mlp import ActivationName, InitName, init_layers, is_plain,
 from penstock.agents.own.encoders import (
     EncoderFn,
     check_encoder,
-    encoder_name,
     module_name,
+    name_at,
     own_encoders,
     start_encoders,
 )
@@ -370,7 +370,7 @@ class Encoder(nn.Module):
             and not self.prev_reward
             and not encoders
         )
-        self._encoders = {key: encoder_name(net.encoder[key] if key else net.encoder) for key in encoders}  # pyright: ignore
+        self._encoders = {key: name_at(key, net).partition("=")[2] for key in encoders}
         if net.encoder_weights is not None or net.encoder_freeze:
             start_encoders(encoders or {self.paths[int(i)]: image for i, image in self.images.items()}, net)
         for key, module in encoders.items():
@@ -396,12 +396,12 @@ class Encoder(nn.Module):
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
         parts: list[Tensor] = []
-        for i, (leaf, shown, x) in enumerate(zip(self.leaves, self.shown, tree_leaves(obs))):
+        for i, (leaf, image, x) in enumerate(zip(self.leaves, self.shown, tree_leaves(obs))):
             if i in self._taken:
                 if (own := self._taken[i]) is not None:
                     parts.append(self.own[own[0]](obs if own[1] is None else obs[own[1]]))
                 continue
-            parts.append(_flat_features(leaf, x) if shown is None else self.images[str(i)](shown.floats(x)))
+            parts.append(_flat_features(leaf, x) if image is None else self.images[str(i)](image.floats(x)))
         if self.action_leaves:
             opened = inputs.first.unsqueeze(-1)
             for leaf, x in zip(self.action_leaves, tree_leaves(inputs.prev_action)):

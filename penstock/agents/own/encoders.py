@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,16 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.tree import Tree
 
+if TYPE_CHECKING:
+    from penstock.agents.networks import Net
+
 EncoderFn: TypeAlias = Callable[[Any], nn.Module]
 """Makes an encoder from the spec of an observation: a class, a function, or a `functools.partial`."""
 _WHOLE = "obs"
 """The name of an encoder of the whole observation among an agent's modules: `encoder.own.obs`."""
 
 
-class EncoderSettings(Protocol):
-    """Settings of `Net` that say which encoders an agent has and how they start."""
-
-    @property
-    def encoder(self) -> EncoderFn | str | Mapping[str, EncoderFn | str] | None: ...
-    @property
-    def encoder_weights(self) -> str | Mapping[str, str] | None: ...
-    @property
-    def encoder_freeze(self) -> bool: ...
-
-
-def own_encoders(obs: Tree, net: EncoderSettings) -> dict[str | None, nn.Module]:
+def own_encoders(obs: Tree, net: Net) -> dict[str | None, nn.Module]:
     """The encoders that `net.encoder` makes, by key of a Dict observation, or by None for all of it; checked.
 
     Raises:
@@ -40,17 +32,17 @@ def own_encoders(obs: Tree, net: EncoderSettings) -> dict[str | None, nn.Module]
     if net.encoder is None:
         return {}
     if not isinstance(net.encoder, Mapping):
-        return {None: _made(f"net.encoder={encoder_name(net.encoder)}", net.encoder, obs)}
+        return {None: _made(name_at(None, net), net.encoder, obs)}
     found: dict[str | None, nn.Module] = {}
     for key, encoder in net.encoder.items():
         if not isinstance(obs, Mapping) or key not in obs:
             seen = f"; {nearest(key, obs)}" if isinstance(obs, Mapping) else " of a Dict, and it is none"
             raise ConfigError(f"net.encoder[{key!r}]: the observation has no such key{seen}")
-        found[key] = _made(f"net.encoder[{key!r}]={encoder_name(encoder)}", encoder, obs[key])
+        found[key] = _made(name_at(key, net), encoder, obs[key])
     return found
 
 
-def start_encoders(modules: Mapping[str | None, nn.Module], net: EncoderSettings) -> None:
+def start_encoders(modules: Mapping[str | None, nn.Module], net: Net) -> None:
     """Loads `net.encoder_weights` into encoders, own ones or those of images, and freezes them with `encoder_freeze`.
 
     Raises:
@@ -77,11 +69,10 @@ def start_encoders(modules: Mapping[str | None, nn.Module], net: EncoderSettings
         module.eval().requires_grad_(False)
 
 
-def check_encoder(key: str | None, module: nn.Module, obs: Tree, net: EncoderSettings) -> None:
+def check_encoder(key: str | None, module: nn.Module, obs: Tree, net: Net) -> None:
     """Raises ConfigError unless an own encoder maps observations [N, *O] to [N, features], each row by itself."""
-    encoder = net.encoder[str(key)] if isinstance(net.encoder, Mapping) else net.encoder
-    at = "net.encoder" if key is None else f"net.encoder[{key!r}]"
-    check_module(f"{at}={encoder_name(encoder)}", module, module, obs, (_features(at, module),))
+    at = name_at(key, net)
+    check_module(at, module, module, obs, (_features(at, module),))
 
 
 def module_name(key: str | None, number: int) -> str:
@@ -91,9 +82,11 @@ def module_name(key: str | None, number: int) -> str:
     return key if key.isidentifier() and not hasattr(nn.ModuleDict, key) else str(number)
 
 
-def encoder_name(encoder: Any) -> str:
-    """`module:NAME` or the name of a class or function, for messages."""
-    return encoder if isinstance(encoder, str) else getattr(encoder, "__name__", type(encoder).__name__)
+def name_at(key: str | None, net: Net) -> str:
+    """The setting and `module:NAME`, or the name of a class or function, for messages."""
+    encoder: Any = net.encoder[key] if isinstance(net.encoder, Mapping) and key is not None else net.encoder
+    name = encoder if isinstance(encoder, str) else getattr(encoder, "__name__", type(encoder).__name__)
+    return f"net.encoder={name}" if key is None else f"net.encoder[{key!r}]={name}"
 
 
 def _made(at: str, encoder: Any, spec: Tree) -> nn.Module:

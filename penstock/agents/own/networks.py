@@ -17,23 +17,11 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 
-class ObsNetwork(Protocol):
-    """A module of observations [N, *O], each row by itself; what it returns is said where it is taken."""
-
-    def __call__(self, obs: Tree) -> Tensor: ...
-
-
 class RecurrentQNetwork(Protocol):
     """A module with memory for R2D1: Q [T, B, A] of rows [T, B, ...], and the state after them."""
 
     def initial_state(self, B: int) -> Tree: ...
     def __call__(self, inputs: Inputs, state: Tree) -> tuple[Tensor, Tree]: ...
-
-
-class ActionCritics(Protocol):
-    """A module that maps observations [N, *O] and actions [N, size] in [-1, 1] to Q [k, N] of k critics."""
-
-    def __call__(self, obs: Tree, action: Tensor) -> Tensor: ...
 
 
 class OwnNetwork(nn.Module):

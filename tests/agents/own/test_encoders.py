@@ -27,6 +27,7 @@ CHOICE = LeafSpec("discrete", (), "int64", sizes=(4,), start=2)
 BOX = LeafSpec("box", (2,), "float32", -1.0, 1.0)
 DICT = {"camera": IMAGE, "vector": VECTOR, "choice": CHOICE}
 SMALL: dict[str, Any] = {"batch_size": 16, "replay_ratio": 4, "learning_starts": 32}
+SELDOM: dict[str, Any] = {**SMALL, "replay_ratio": 1}
 R2D1: dict[str, Any] = {
     **SMALL, "batch_size": 4, "replay_ratio": 2, "burn_in": 4, "train_length": 8, "state_interval": 8
 }  # fmt: skip
@@ -49,7 +50,7 @@ PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
     "ppo-lstm": ("CartPole-v1", ps.PPO(epochs=1, minibatch=16), replace(MEMORY, activation="tanh"), Tanh),
     "dqn": ("CartPole-v1", ps.DQN(**SMALL), ps.Net(hidden=(32, 32), activation="relu"), Wide),
     "r2d1": ("CartPole-v1", ps.R2D1(**R2D1), MEMORY, Wide),
-    "sac": (Dots, ps.SAC(**{**SMALL, "replay_ratio": 1}), ps.Net(hidden=(16,), activation="relu"), Pixels),
+    "sac": (Dots, ps.SAC(**SELDOM), ps.Net(hidden=(16,), activation="relu"), Pixels),
 }
 
 
@@ -105,7 +106,7 @@ def test_every_algorithm_takes_an_encoder(case: str) -> None:
     assert encoders
     for name, encoder in encoders:
         assert isinstance(encoder.own["obs"], Everything) and not encoder.images, name
-        assert encoder.own["obs"].layer.weight.requires_grad == ("target" not in name)
+        assert next(encoder.own["obs"].parameters()).requires_grad == ("target" not in name)
     if case not in ("rainbow",):  # which explores by its parameters
         check_agent(agent, spec, explores=case not in ("bc", "cql", "cql-choices", "td3", "ddpg"))
 
@@ -282,7 +283,7 @@ def test_an_encoder_starts_from_a_file(tmp_path: Path, name: str, prefix: str) -
 def test_frozen_encoders_stay_as_they_are_and_the_rest_learns() -> None:
     net = ps.Net(hidden=(16,), activation="relu", encoder=Pixels, encoder_freeze=True)
     start = ps.SAC(**SMALL, net=net).build(EnvSpec(IMAGE, LeafSpec("box", (1,), "float32", -1.0, 1.0)), seed=1)
-    policy = trained(Dots, ps.SAC(**{**SMALL, "replay_ratio": 1}, net=net))
+    policy = trained(Dots, ps.SAC(**SELDOM, net=net))
     before, after = start.agent.state_dict(), policy.agent.state_dict()
     for name in before:
         if ".encoder." in name:
@@ -327,7 +328,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refused("one file for each", DICT, encoder={"camera": Pixels, "vector": Wide}, encoder_weights=wide)
     refused("no encoder of that key", DICT, encoder={"camera": Pixels}, encoder_weights={"vector": wide})
     bad = Wide(VECTOR)
-    nn.init.constant_(bad.layers[0].weight, np.nan)
+    next(bad.parameters()).data.fill_(np.nan)
     refused("returned NaN", encoder=Wide, encoder_weights=weights(tmp_path, "nan.safetensors", bad))
 
 

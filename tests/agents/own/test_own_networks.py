@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import penstock as ps
-from penstock.agents.acting import examples
+from penstock.agents.example_step import examples
 from penstock.core.batch import allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
