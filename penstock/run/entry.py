@@ -24,6 +24,7 @@ from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, wr
 from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
 from penstock.run.files.stored import (
     NONE_SUPPLIED,
+    OTHERS,
     StoredConfig,
     Supplied,
     as_checkpoint_error,
@@ -33,7 +34,6 @@ from penstock.run.files.stored import (
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
-_OTHERS = "or it is not of these settings, or of another version"
 _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard_deadline_s")
 """Settings of the algorithm that say where work is done, and change no bit of it."""
 
@@ -92,7 +92,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
     _check_each(exp)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
-        with as_checkpoint_error(checkpoint.path, _OTHERS):
+        with as_checkpoint_error(checkpoint.path, OTHERS):
             _refuse_finished(run_dir, checkpoint, exp, stored)
         if not config.trusted:
             check_batch(exp, config)
@@ -101,8 +101,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
-            with as_checkpoint_error(checkpoint.path, _OTHERS):
-                trainer.persist(lambda: trainer.restore(checkpoint))
+            trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)
             yield trainer

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from penstock.core.batch import AnyBatch, as_arrays, batches_of
-from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
+from penstock.core.errors import ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
@@ -22,10 +22,11 @@ from penstock.learn.policy_set import LoadedPolicy, agents_of
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.forking import end_ahead
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
-from penstock.run.files.stored import CONFIG
+from penstock.run.files.stored import CONFIG, OTHERS, as_checkpoint_error
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
 from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
@@ -279,21 +280,7 @@ class Trainer:
         assert self.run_dir is not None
         policy, sampler = self.state()
         agent = policy.pop("agent")
-        state = {
-            "policy": policy,
-            "sampler": sampler,
-            "trainer": {
-                "itr": self.itr,
-                "env_steps": self.env_steps,
-                "episodes_seen": self.episodes_seen,
-                "finished": self.finished,
-                "pending": dict(self.pending),
-                "best_score": self.best_score,
-                "elapsed_s": self.elapsed_s,
-                "threads": self.threads,
-                "recent": self.recent.to_plain(),
-            },
-        }
+        state = {"policy": policy, "sampler": sampler, "trainer": self._own_state()}
         return save_checkpoint(
             self.run_dir,
             self.env_steps,
@@ -304,6 +291,20 @@ class Trainer:
             keep_replays=self.exp.run.keep_replays,
             score=score,
         )
+
+    def _own_state(self) -> dict[str, Any]:
+        """The trainer's part of a checkpoint."""
+        return {
+            "itr": self.itr,
+            "env_steps": self.env_steps,
+            "episodes_seen": self.episodes_seen,
+            "finished": self.finished,
+            "pending": dict(self.pending),
+            "best_score": self.best_score,
+            "elapsed_s": self.elapsed_s,
+            "threads": self.threads,
+            "recent": self.recent.to_plain(),
+        }
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Restores a checkpoint, the newest good one by default; `sampler.cut_slots` then holds the lost slots."""
@@ -338,13 +339,13 @@ class Trainer:
         self.persist(self._build, lambda: None)
 
     def _restore(self, checkpoint: Checkpoint) -> Checkpoint:
-        try:
-            self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays())
-            self.sampler.load_state_dict(checkpoint.state["sampler"])
-            state = checkpoint.state["trainer"]
-            self.recent = Episodes(**state["recent"])
-        except KeyError as error:
-            raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
+        with as_checkpoint_error(checkpoint.path, OTHERS):
+            policy, sampler, state = (checkpoint.state[part] for part in ("policy", "sampler", "trainer"))
+            require_form(policy, self.policy.state_dict(), "policy")
+            require_form(state, self._own_state(), "trainer")
+            self.policy.load_state_dict({**policy, "agent": checkpoint.policy}, checkpoint.arrays())
+            self.sampler.load_state_dict(sampler)
+            self.recent = join_episodes([Episodes(**state["recent"]), Episodes()])
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
         self.finished = False  # of learners of which one was lost as the end was saved
         self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])

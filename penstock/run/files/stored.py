@@ -28,6 +28,8 @@ FORMAT = 2
 number."""
 _GOES_ON_WITH_OLDER = "6849b51"
 """The last commit that reads format 1."""
+OTHERS = "or it is not of these settings, or of another version"
+"""Advice of `as_checkpoint_error` for a checkpoint."""
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
 """Files of a run directory that penstock reads and writes, besides its lock and TensorBoard's events."""
 _DROPPED = (
