@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -78,6 +79,7 @@ class Study:
     confirmations: list[Confirmation] = field(default_factory=list[Confirmation])
     _cut_short: set[str] = field(default_factory=set[str])
     """Names of runs that were stopped; the search may have been stopped with them."""
+    _told_of_metric: bool = False
 
     @property
     def sweep(self) -> bool:
@@ -392,17 +394,17 @@ class Study:
         last = rows[-1] if rows else {"step": 0}
         if metric not in last:
             silent = metric.startswith("rollout/") and not last.get("rollout/episodes")  # no episode has ended yet
-            if (
-                silent
-                or self.sweep
-                or any(score is not None for t in self.search.trials for score in t.scores.values())
-            ):
+            if silent or any(score is not None for t in self.search.trials for score in t.scores.values()):
                 return None, int(last["step"])  # other runs report it
-            known = {name for name in last if "/" in name}
-            raise ConfigError(
-                f"--metric {metric}: {run_dir} does not report it at the end; {nearest(metric, known)}. "
-                "No trial is scored yet by it, so the same command with another --metric goes on here"
-            )
+            hint = nearest(metric, {name for name in last if "/" in name})
+            said = f"--metric {metric}: {run_dir} does not report it at the end; {hint}"
+            if not self.sweep:
+                more = "No trial is scored yet by it, so the same command with another --metric goes on here"
+                raise ConfigError(f"{said}. {more}")
+            if rows and not self._told_of_metric:
+                warnings.warn(f"{said}. A run that does not report it has no score", stacklevel=2)
+            self._told_of_metric = True
+            return None, int(last["step"])
         value = last[metric]
         return (float(value) if math.isfinite(value) else None), int(last["step"])
 
