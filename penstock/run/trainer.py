@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
 from penstock.learn.computing import compute
-from penstock.learn.policy_set import LoadedPolicy, agents_of
+from penstock.learn.policy_set import LoadedPolicy, agents_of, by_id, trained_policies
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.forking import end_ahead
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
@@ -151,6 +151,7 @@ class Trainer:
         if not self.threads:
             self.threads = fastest_threads(self.policy, self.sampler)
         self.policy.set_progress(self.env_steps / self.exp.run.steps, self.env_steps)
+        before = {name: policy.updates for name, policy in trained_policies(self.policy).items()}
         try:
             step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
@@ -178,12 +179,23 @@ class Trainer:
             "time/fps": self.env_steps / max(self.elapsed_s, 1e-9),
             "time/sample_frac": step.sample_s / max(step.sample_s + step.train_s, 1e-9),
         }
-        unknown = [name for name in self.exp.run.stop if name not in metrics and not name.startswith("eval/")]
+        unknown = [
+            name
+            for name in self.exp.run.stop
+            if name not in metrics and not name.startswith("eval/") and not self._awaits(name, before)
+        ]
         if unknown and len(self.recent) and self.policy.updates:
             raise ConfigError(
                 f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
             )
         return metrics
+
+    def _awaits(self, metric: str, before: Mapping[str, int]) -> bool:
+        """True for a metric of a policy that has taken no gradient step since it had these; it may report it later."""
+        kind, _, rest = metric.partition("/")
+        own = trained_policies(self.policy)
+        name = rest.partition("/")[0] if len(by_id(self.policy)) > 1 else next(iter(own))
+        return kind in ("train", "replay") and name in own and own[name].updates == before[name]
 
     @property
     def batch(self) -> AnyBatch:
