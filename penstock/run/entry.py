@@ -42,7 +42,9 @@ _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard
 def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
     """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as in `ps.train`."""
     if not isinstance(exp, Experiment):
-        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+        raise ConfigError(
+            f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
+        )
     run_dir = free_run_dir(exp)
     _check_each(exp)
     with _built(exp, run_dir, init, trust) as trainer:
@@ -176,7 +178,8 @@ def load(
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
-        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
+        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
+            another one than was stored is refused.
         trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
             own runs (docs/security.md).
     """

@@ -159,7 +159,9 @@ def launch(
 def prepared(exp: Experiment, sweep: bool = False) -> Experiment:
     """The experiment as trials have it: quiet, without a directory, in a search with a sampler. Raises ConfigError."""
     if not isinstance(exp, Experiment):
-        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+        raise ConfigError(
+            f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
+        )
     if exp.run.stop and not sweep:
         raise ConfigError(
             f"run.stop={dict(exp.run.stop)} in a search, whose trials are compared after equal steps; leave it out: "

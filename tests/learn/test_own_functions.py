@@ -97,7 +97,7 @@ MISTAKES = {
     "metrics": ({"loss": with_loss(lambda loss, x: Loss(loss.total, None))}, "metrics are NoneType"),  # pyright: ignore
     "rows of metric": (
         {"loss": with_loss(lambda loss, x: Loss(loss.total, {"r": x["return"]}))},
-        r"metric 'r' is of shape \[\d+\]; expected a scalar",
+        r"metric 'r' is a tensor of shape \[\d+\]; expected one number, such as its mean",
     ),
     "no optimizers": ({"optimizer": lambda agent, cfg: None}, "optimizer_fn returned NoneType"),
     "bare optimizer": (

@@ -46,7 +46,7 @@ def test_versions_and_lag_are_those_of_the_depth() -> None:
             batch, _ = sampler.obtain_samples(itr)
             assert (batch.version[batch.valid] == max(itr - 2, 0)).all()
             assert sampler.metrics()["sampler/lag"] == min(itr, 2)
-        with pytest.raises(ConfigError, match=r"obtain_samples\(9\) where batch 6 is next"):
+        with pytest.raises(ConfigError, match=r"obtain_samples\(9\), but batch 6 is next"):
             sampler.obtain_samples(9)
     finally:
         sampler.shutdown()

@@ -61,11 +61,14 @@ class StoredConfig:
     def algorithm(self, again: Supplied = NONE_SUPPLIED) -> Any:
         """The algorithm's settings, with the arguments given again. Raises CheckpointError unless trusted.
 
-        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway.
+        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway. Raises
+        ConfigError for an argument that differs from the stored one.
         """
         from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
 
         of_algo = again.of_algo()
+        with as_checkpoint_error(self.path), prefix_errors(self.path):
+            again.require_same_algo(self.plain)
         with as_checkpoint_error(self.path):
             plain = _unmapped(_without(self.plain, of_algo))["algo"]
             self._require_trust({"algo": plain}, files=False)

@@ -223,6 +223,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_an_id_that_the_script_registers_by_name_is_known_to_runners_workers_and_learners(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OF_A_SCRIPT)
