@@ -57,7 +57,7 @@ def test_stale_data_is_refused_where_an_algorithm_cannot_take_it() -> None:
     from penstock.run.trainer import Trainer
 
     exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.AsyncSerialSampler(ps.SerialSampler(5, 4), depth=1))
-    with pytest.raises(ConfigError, match=r"depth=1 with A2C.*use depth=0"):
+    with pytest.raises(ConfigError, match=r"depth=1 .*and A2C learns only from.*use depth=0"):
         Trainer(exp)
 
 
