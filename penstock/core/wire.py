@@ -197,8 +197,8 @@ class _Reader:
         self._left -= size
         if self._left < 0 or not 0 <= at <= len(self._data) - size:
             raise ValueError(
-                f"an array of dtype {dtype}, shape {shape} takes {size:,} bytes from byte {at:,} on; expected arrays that "
-                f"fit into the {len(self._data):,} bytes of data together"
+                f"an array {dtype}{shape} takes {size:,} bytes from byte {at:,} on; expected arrays that fit into the "
+                f" {len(self._data):,} bytes of data together"
             )
         array = np.empty(shape, dtype)
         if size:

@@ -428,7 +428,7 @@ def open_study(folder: Path, trust: bool = False, **given: Any) -> Study:
             remember(file, digest(settings))
         elif not is_trusted(file, digest(settings)):
             raise CheckpointError(
-                f"{legible(file)} is no study that you began here, and the runs that a study names are executed. If you "
+                f"{legible(file)} is no study that you began here, and its runs would be executed. If you "
                 f"trust whoever wrote it, give --trust once, or set {VARIABLE}={legible(folder.absolute())}; see "
                 "docs/security.md"
             )

@@ -18,7 +18,8 @@ class Learner:
     """Rank `rank` of `size`: builds its share of an experiment, and takes part in what rank 0 calls on all of them.
 
     Args:
-        shipped: the class of its Trainer, the plan, `init` and entries of Gymnasium's registry, as `ship` made bytes of them.
+        shipped: the class of its Trainer, the plan, `init` and entries of Gymnasium's registry,
+            as `ship` made bytes of them.
         place: of the runners that it starts, see `place_runners`; None where they go anywhere.
     """
 
