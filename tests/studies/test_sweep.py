@@ -275,7 +275,10 @@ def test_an_argument_of_another_type_is_refused_before_anything_is_made(
     given: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    of_launch: dict[str, Any]
+    of_tune: dict[str, Any]
     of_launch, of_tune = {"grid": {"algo.lr": [1e-3]}}, {"space": {"algo.lr": [1e-3, 1e-4]}, "scheduler": "none"}
+    calls: list[tuple[Any, dict[str, Any]]]
     calls = [(ps.launch, of_launch)] * ("trials" not in given and "confirm" not in given and "space" not in given)
     calls += [(ps.tune, of_tune)] * ("seeds" not in given)
     for call, usual in calls:

@@ -19,10 +19,7 @@ def require_form(stored: Any, new: Any, at: str) -> None:
     """
     if new is None:
         return
-    fits = isinstance(stored, _kinds(new)) and (isinstance(new, bool) or not isinstance(stored, bool))
-    if fits and isinstance(new, np.ndarray):
-        fits = (stored.dtype, stored.ndim) == (new.dtype, new.ndim)
-    if not fits or (isinstance(new, tuple) and len(stored) != len(new)):
+    if not _alike(stored, new):
         raise TypeError(f"{at} is {stored!r:.60} ({type(stored).__name__}); expected the like of {new!r:.60}")
     if isinstance(new, Mapping):
         for key in new.keys() & stored.keys():
@@ -32,10 +29,16 @@ def require_form(stored: Any, new: Any, at: str) -> None:
             require_form(part, new[i] if isinstance(new, tuple) else new[0], f"{at}[{i}]")
 
 
-def _kinds(new: Any) -> Any:
-    """The types that stand for a value: of whole numbers and fractions Python's and numpy's."""
+def _alike(stored: Any, new: Any) -> bool:
+    """True if both are of one type; whole numbers and fractions may be Python's or numpy's."""
+    if isinstance(new, (bool, np.bool_)) or isinstance(stored, (bool, np.bool_)):
+        return isinstance(new, (bool, np.bool_)) and isinstance(stored, (bool, np.bool_))
     if isinstance(new, (int, np.integer)):
-        return bool if isinstance(new, bool) else (int, np.integer)
+        return isinstance(stored, (int, np.integer))
     if isinstance(new, (float, np.floating)):
-        return (int, float, np.number)
-    return Mapping if isinstance(new, Mapping) else type(new)
+        return isinstance(stored, (int, float, np.number))
+    if isinstance(new, np.ndarray):
+        return isinstance(stored, np.ndarray) and (stored.dtype, stored.ndim) == (new.dtype, new.ndim)
+    if isinstance(new, tuple):
+        return isinstance(stored, tuple) and len(stored) == len(new)
+    return isinstance(stored, Mapping if isinstance(new, Mapping) else type(new))
