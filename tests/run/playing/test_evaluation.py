@@ -208,9 +208,10 @@ def test_the_length_of_an_episode_is_limited(run: Path, policy: ps.Policy) -> No
     ],
 )
 def test_numbers_that_are_no_counts_are_refused(run: Path, policy: ps.Policy, wrong: Any, said: str) -> None:
+    given: dict[str, Any] = {"episodes": 1, **wrong}
     for which in (run, policy):
         with pytest.raises(ConfigError, match=said):
-            ps.evaluate(which, "CartPole-v1", **{"episodes": 1, **wrong})
+            ps.evaluate(which, "CartPole-v1", **given)
 
 
 def test_episodes_are_counted_in_whole_numbers_by_all_that_plays(run: Path, tmp_path: Path) -> None:
