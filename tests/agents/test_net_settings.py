@@ -85,12 +85,8 @@ def test_the_least_critic_passes_its_slope_to_the_action_alone(name: Any) -> Non
 def test_an_activation_may_be_a_class_and_have_parameters(algo: Any, activation: Any) -> None:
     algo = replace(algo, net=replace(algo.net, activation=activation))
     agent = algo.build(CHOICES, 0).agent
-    kind = (
-        {"gelu": nn.GELU}.get(activation, activation)
-        if not isinstance(activation, str) or ":" not in activation
-        else None
-    )
-    named = [m for m in agent.modules() if type(m).__name__ == (kind.__name__ if kind else "Twice")]
+    kind = {"gelu": "GELU", nn.PReLU: "PReLU"}.get(activation, "Twice")
+    named = [m for m in agent.modules() if type(m).__name__ == kind]
     assert len(named) >= 2
     check_agent(agent, CHOICES, explores=not getattr(algo, "noisy", False))
 
@@ -121,8 +117,9 @@ def test_layers_start_as_their_name_says(init: Any) -> None:
         "kaiming_normal": (2 / n) ** 0.5,
         "torch": (1 / 3 / n) ** 0.5,
     }
-    for layer in mlp.layers:
-        assert deviation(layer.weight) == pytest.approx(expected.get(init, (2 / n) ** 0.5), rel=0.1)  # pyright: ignore
+    layers: Any = mlp.layers
+    for layer in layers:
+        assert deviation(layer.weight) == pytest.approx(expected.get(init, (2 / n) ** 0.5), rel=0.1)
         assert bool((layer.bias == 0).all()) == (init != "torch")
     weights = stack.weights()
     for i in (0, 2):

@@ -285,6 +285,7 @@ def test_patterns_of_names_part_the_step_sizes_and_the_first_that_matches_counts
 @pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop"])
 def test_parted_groups_step_as_optimizers_of_their_own_would(kind: Any):
     a, b = net(), net()
+    first, second = b.children()
     settings = SimpleNamespace(lr=0.01, optimizer=kind)
     agents = [SimpleNamespace(named_parameters=x.named_parameters, parameters=x.parameters) for x in (a, b)]
 
@@ -292,7 +293,7 @@ def test_parted_groups_step_as_optimizers_of_their_own_would(kind: Any):
         return {"all": make_optimizer(agent.parameters(), settings)}
 
     parted = scaled_groups(optimizer_fn, {"1.*": 0.25})(agents[0], settings)["all"]  # pyright: ignore
-    alone = [make_optimizer(b[0].parameters(), settings), make_optimizer(b[1].parameters(), settings, 0.0025)]
+    alone = [make_optimizer(first.parameters(), settings), make_optimizer(second.parameters(), settings, 0.0025)]
     for step in range(5):
         for module in (a, b):
             set_gradients(module, step, (2,) if step == 2 else ())
