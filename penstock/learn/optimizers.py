@@ -102,10 +102,10 @@ def scaled_groups(optimizer_fn: OptimizerFn, scales: Mapping[str, float]) -> Opt
         check_optimizers(optimizers)
         names = {id(p): name for name, p in agent.named_parameters()}
         held = [p for x in optimizers.values() for group in x.param_groups for p in group["params"]]
-        by_pattern = {pattern: [id(p) for p in held if _matches(names[id(p)], pattern)] for pattern in scales}
+        by_pattern = {pattern: [id(p) for p in held if _matches(names.get(id(p), ""), pattern)] for pattern in scales}
         for pattern, matched in by_pattern.items():
             if not matched:
-                ends = {name.rpartition(".")[0] for name in map(names.__getitem__, map(id, held))}
+                ends = {names[id(p)].rpartition(".")[0] for p in held if id(p) in names}
                 raise ConfigError(
                     f"lr_scales[{pattern!r}] matches no parameter that an optimizer holds; expected a pattern of their "
                     f"names or of the ends of these, such as {', '.join(f'{x}.*' for x in sorted(ends)[:4])}"

@@ -85,7 +85,8 @@ def module_name(key: str | None, number: int) -> str:
 def name_at(key: str | None, net: Net) -> str:
     """The setting and `module:NAME`, or the name of a class or function, for messages."""
     encoder: Any = net.encoder[key] if isinstance(net.encoder, Mapping) and key is not None else net.encoder
-    name = encoder if isinstance(encoder, str) else getattr(encoder, "__name__", type(encoder).__name__)
+    function = getattr(encoder, "func", encoder)  # a partial's
+    name = encoder if isinstance(encoder, str) else getattr(function, "__name__", type(function).__name__)
     return f"net.encoder={name}" if key is None else f"net.encoder[{key!r}]={name}"
 
 
@@ -127,21 +128,16 @@ def _load(module: nn.Module, file: str) -> None:
     places = [place for place in places if all(place + name in stored for name in own)]
     at = places[0] if len(places) == 1 else ""
     taken = {name: stored[at + name] for name in own} if at else stored
-    wrong = [f"it lacks {name}" for name in own if name not in taken]
-    wrong += [f"it has {name} besides" for name in taken if name not in own]
-    wrong += [
-        f"{name} is {list(taken[name].shape)} there and {list(x.shape)} here"
-        for name, x in own.items()
-        if name in taken and taken[name].shape != x.shape
-    ]
-    if wrong or len(places) > 1:
-        seen = f"{wrong[0]}{f', and {len(wrong) - 1} more such' if len(wrong) > 1 else ''}" if wrong else ""
-        seen = seen if len(places) < 2 else f"it has them more than once, under {', '.join(map(repr, places[:3]))}"
+    try:
+        if len(places) > 1:
+            raise RuntimeError(f"\nit has them more than once, under {', '.join(map(repr, places[:3]))}")
+        module.load_state_dict(taken)
+    except RuntimeError as error:
+        seen = " ".join(str(error).partition("\n")[2].split())  # without torch's first line, which names no parameter
         raise ConfigError(
-            f"net.encoder_weights={file!r} does not fit {type(module).__name__}: {seen}; expected the state dict of "
+            f"net.encoder_weights={file!r} does not fit {type(module).__name__}: {seen:.300}; expected the state dict of "
             "that encoder: safetensors.torch.save_file(encoder.state_dict(), FILE)"
-        )
-    module.load_state_dict(taken)
+        ) from error
 
 
 def _read(file: str) -> dict[str, Tensor]:

@@ -309,10 +309,12 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
     wide = weights(tmp_path, "wide.safetensors", Wide(LeafSpec("box", (5,), "float32")))
     refused(
-        r"does not fit Wide: layers.0.weight is \[32, 5\] there and \[32, 3\] here", encoder=Wide, encoder_weights=wide
+        r"does not fit Wide: size mismatch for layers.0.weight: .*\[32, 5\].*\[32, 3\]",
+        encoder=Wide,
+        encoder_weights=wide,
     )
     other = weights(tmp_path, "other.safetensors", nn.Linear(2, 2))
-    refused("it lacks layers.0.weight, and 5 more such", encoder=Wide, encoder_weights=other)
+    refused(r"Missing key\(s\) in state_dict: .layers.0.weight.", encoder=Wide, encoder_weights=other)
     twice = {f"{at}.{k}": x.clone() for at in ("actor", "critic") for k, x in Wide(VECTOR).state_dict().items()}
     safetensors.torch.save_file(twice, tmp_path / "twice.safetensors")
     refused(
