@@ -37,8 +37,8 @@ class StackedMLP(nn.Module):
     """[N, inputs] -> [k, N, outputs]: k networks side by side, each with weights of its own.
 
     With relu, on a CPU, all of them are one node of the graph, as in `penstock.agents.mlp`, and run one after the
-    other, so that the data of a network stays in the cache, and only outputs and gradients are joined. Elsewhere one matrix product
-    serves all.
+    other, so that the data of a network stays in the cache, and only outputs and gradients are joined. Elsewhere one
+    matrix product serves all.
     """
 
     def __init__(

@@ -135,8 +135,8 @@ def _load(module: nn.Module, file: str) -> None:
     except RuntimeError as error:
         seen = " ".join(str(error).partition("\n")[2].split())  # without torch's first line, which names no parameter
         raise ConfigError(
-            f"net.encoder_weights={file!r} does not fit {type(module).__name__}: {seen:.300}; expected the state dict of "
-            "that encoder: safetensors.torch.save_file(encoder.state_dict(), FILE)"
+            f"net.encoder_weights={file!r} does not fit {type(module).__name__}: {seen:.300}; expected the state dict "
+            "of that encoder: safetensors.torch.save_file(encoder.state_dict(), FILE)"
         ) from error
 
 

@@ -345,7 +345,8 @@ def test_an_own_encoder_acts_alike_wherever_it_is_sampled(place: str) -> None:
     found: list[Agent] = []
     for name in ("serial", place):
         sampler = settings[name].build(Dots, 5)
-        policy = ps.PPO(epochs=1, minibatch=16, net=ps.Net(encoder=Pixels, hidden=(16,))).build(sampler.spec, seed=5)
+        net = ps.Net(encoder=Pixels, hidden=(16,), recurrent="gru", recurrent_size=8, critic_recurrent="own")
+        policy = ps.PPO(epochs=1, minibatch=16, net=net).build(sampler.spec, seed=5)
         sampler.initialize(policy.agent)
         for itr in range(3):
             ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
