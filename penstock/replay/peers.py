@@ -79,6 +79,7 @@ class SharedStore:
     def __init__(self, storage: Storage, view: View, peers: Peers) -> None:
         self.storage, self.bytes = storage, storage.bytes
         self._view, self._peers = view, peers
+        self.set_discount = view.set_discount
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
         """Like `Storage.write`; a gap that one learner needs is left by all."""
