@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -97,7 +97,7 @@ def curve(schedule: Schedule) -> Curve:
         return _read(schedule)
     if callable(schedule):
         return _of_function(schedule)
-    raise ConfigError(f"schedule {schedule!r} is no finite number")
+    raise ConfigError(f"schedule {schedule!r} is no finite number; expected {_FORMS}")
 
 
 @functools.lru_cache(maxsize=256)
@@ -212,11 +212,6 @@ def _of_function(function: Any) -> Curve:
     return Curve(value, min(seen), max(seen), min(seen) < max(seen))
 
 
-def needs_total(schedule: Any) -> bool:
-    """True for a schedule over a fraction of the run, which needs the run's length."""
-    return not isinstance(schedule, (int, float)) and curve(schedule).of_total
-
-
 def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None = None) -> S:
     """A copy of a settings dataclass in which every schedule is its present value.
 
@@ -226,10 +221,8 @@ def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None
         last: an earlier such copy, returned again if it has the same values.
     """
     changed: dict[str, float] = {}
-    for name, words in _schedule_fields(type(settings)).items():
-        value = getattr(settings, name)
-        if value is not None and not isinstance(value, (int, float)) and value not in words:
-            changed[name] = schedule_value(value, progress, env_steps)
+    for name, value in _schedules(settings):
+        changed[name] = schedule_value(value, progress, env_steps)
     if not changed:
         return settings
     if last is not None and all(getattr(last, name) == value for name, value in changed.items()):
@@ -250,20 +243,31 @@ def with_values(settings: S, values: Mapping[str, Any]) -> S:
 
 def check_schedules(settings: Any) -> None:
     """Raises ConfigError if a schedule field of a settings dataclass holds what is no schedule."""
+    for _, value in _schedules(settings):
+        curve(value)
+
+
+def over_the_run(settings: Any) -> dict[str, Schedule]:
+    """The schedules of a settings dataclass, by name, that need the length of the run."""
+    return {name: value for name, value in _schedules(settings) if curve(value).of_total}
+
+
+def _schedules(settings: Any) -> Iterator[tuple[str, Schedule]]:
+    """The fields that hold a schedule, not a number or a word."""
     for name, words in _schedule_fields(type(settings)).items():
         value = getattr(settings, name)
-        if value is not None and value not in words:
-            curve(value)
+        if (isinstance(value, str) or callable(value)) and value not in words:
+            yield name, value
 
 
 @functools.cache
 def _schedule_fields(cls: type) -> dict[str, tuple[str, ...]]:
-    """The fields that may hold a schedule, each with the words that stand for something else, such as "auto"."""
+    """The fields annotated as `Schedule`, or as `float | str`, each with the words that stand for something else, such as "auto"."""
     hints = typing.get_type_hints(cls)
     found: dict[str, tuple[str, ...]] = {}
     for f in fields(cls):
         choices = typing.get_args(hints[f.name])
-        if all(choice in choices for choice in typing.get_args(Schedule)):
+        if float in choices and str in choices:
             literals = [x for x in choices if typing.get_origin(x) is Literal]
             found[f.name] = tuple(word for x in literals for word in typing.get_args(x))
     return found
