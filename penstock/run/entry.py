@@ -95,7 +95,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         with as_checkpoint_error(checkpoint.path, _OTHERS):
             known = known_steps(checkpoint)
-        with as_checkpoint_error(run_dir / CHANGES):
+        with as_checkpoint_error(run_dir / CHANGES), prefix_errors(run_dir / CHANGES):
             made = plain_changes(run_dir, known)
             config.require_trust({"changes": made}, files=False)
             with_changes(exp, made)
