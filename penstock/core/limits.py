@@ -30,7 +30,7 @@ class Limit(NamedTuple):
         """True for a number or schedule inside, and for values that are neither (None, "auto"), which types judge."""
         if isinstance(value, str) or callable(value):
             try:
-                found = curve(value)
+                found = curve(typing.cast(Any, value))
             except ConfigError:
                 return True
             inside, start = self.low <= found.lowest <= found.highest <= self.high, found.start

@@ -255,9 +255,9 @@ def over_the_run(settings: Any) -> dict[str, Schedule]:
 def _schedules(settings: Any) -> Iterator[tuple[str, Schedule]]:
     """The fields that hold a schedule, not a number or a word."""
     for name, words in _schedule_fields(type(settings)).items():
-        value = getattr(settings, name)
+        value: Any = getattr(settings, name)
         if (isinstance(value, str) or callable(value)) and value not in words:
-            yield name, value
+            yield name, typing.cast(Any, value)
 
 
 @functools.cache

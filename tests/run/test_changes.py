@@ -62,7 +62,7 @@ def each(run: ps.Run, function: Callable[[ps.Iteration], None]) -> None:
 
 def experiment(case: str, folder: Path, **run: Any) -> ps.Experiment:
     algo, sampler, env, _ = CASES[case]
-    given = {"steps": 640, "eval_episodes": 0, "checkpoint_interval": 0, **run}
+    given: dict[str, Any] = {"steps": 640, "eval_episodes": 0, "checkpoint_interval": 0, **run}
     config = ps.RunConfig(seed=3, log_interval=0, tensorboard=False, progress="off", dir=str(folder), **given)
     return ps.Experiment(env, algo, sampler, config)
 
@@ -156,7 +156,8 @@ def test_what_a_change_says_and_where_it_stands(tmp_path: Path, capsys: pytest.C
     assert rows(tmp_path / "a")[2]["train/learning_rate"] == 1e-4
     journal = [json.loads(line) for line in (tmp_path / "a" / CHANGES).read_text().splitlines()]
     assert journal == [{"step": row["step"], "set": {"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"}}]
-    assert ps.load(tmp_path / "a").settings.lr == 3e-4  # config.json keeps what the run began with
+    began: Any = ps.load(tmp_path / "a").settings
+    assert began.lr == 3e-4  # config.json keeps what the run began with
 
 
 def test_what_resume_is_told_counts_for_more_and_from_then_on(tmp_path: Path) -> None:
