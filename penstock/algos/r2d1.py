@@ -28,7 +28,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
 from penstock.replay.storage import Storage
@@ -163,7 +163,7 @@ def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
 class R2D1(OffPolicySettings):
     """Settings of R2D1."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
     fixed = OffPolicySettings.fixed | {
         "burn_in",
         "train_length",

@@ -23,7 +23,7 @@ from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
-from penstock.run.files.stored import (
+from penstock.run.files.stored_experiment import (
     NONE_SUPPLIED,
     StoredConfig,
     Supplied,

@@ -20,7 +20,7 @@ from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, trained_policies
-from penstock.processes.forking import end_ahead
+from penstock.processes.fork_client import end_ahead
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.experiment import Experiment
@@ -31,7 +31,7 @@ from penstock.samplers.offline import check_teacher
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.samplers.runners.share import SamplerShare
 from penstock.samplers.sampler import Sampler, SamplerSettings
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 _MADE_BY = "made by"
 

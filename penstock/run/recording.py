@@ -21,19 +21,19 @@ from penstock.datasets.episode import Episode
 from penstock.datasets.minari import import_h5py, is_minari, minari_id, write_minari
 from penstock.datasets.reader import INDEX, STAGING, Dataset
 from penstock.datasets.writer import DatasetWriter, check_vacant
-from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.serial import SerialPool
+from penstock.envs.shutdown import close_env
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import by_id
 from penstock.run.entry import open_policy
-from penstock.run.files.stored import prefix_errors
+from penstock.run.files.stored_experiment import prefix_errors
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.acting_agents import Buffers
 from penstock.samplers.collector import collect
-from penstock.samplers.tensors.making import batched_pool
-from penstock.workers.checking import check_apart
+from penstock.samplers.tensors.factory import batched_pool
+from penstock.workers.env_check import check_apart
 
 Format = Literal["penstock", "minari"]
 

@@ -19,17 +19,17 @@ from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError,
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep, TrainingStepFn
-from penstock.learn.computing import compute
 from penstock.learn.policies import for_agents
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of
+from penstock.learn.precision import compute
 from penstock.learn.train_ops import plan_whole, training_step
-from penstock.processes.forking import end_ahead
+from penstock.processes.fork_client import end_ahead
 from penstock.run.changes import at, changed, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
-from penstock.run.files.stored import CONFIG
+from penstock.run.files.stored_experiment import CONFIG
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
 from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory

@@ -20,7 +20,7 @@ from penstock.core.spec import specs_to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import at_runs, runs_of, words_of
-from penstock.run.files.stored import CONFIG, as_checkpoint_error, config_bytes, read_config
+from penstock.run.files.stored_experiment import CONFIG, as_checkpoint_error, config_bytes, read_config
 from penstock.run.files.trust import VARIABLE, is_trusted, remember
 from penstock.run.log import read_metrics
 from penstock.studies.fork import copy_parameters, fork_run
@@ -28,7 +28,7 @@ from penstock.studies.logs import log_end, reason_of
 from penstock.studies.proposals import optuna_version
 from penstock.studies.schedulers import Decision
 from penstock.studies.search import Search, SearchSettings
-from penstock.studies.stored import (
+from penstock.studies.study_file import (
     ADVICE,
     BASE,
     FORMAT,
@@ -103,12 +103,12 @@ class Study:
         """The environment steps that a trial trains to next, or has trained to."""
         return self.points[trial.number][0].run.steps if self.sweep else trial.goal
 
-    def take(self) -> Run | None:
+    def ask(self) -> Run | None:
         """The next run to begin or continue: one of a trial; once all trials have ended, one that confirms the best.
 
         None if there is no such run, at least until another run has ended.
         """
-        while (trial := self.search.take()) is not None:
+        while (trial := self.search.ask()) is not None:
             due, self.search.due = self.search.due, []
             self.follow(due)
             if trial.state == "running" and not self._used_up(trial):

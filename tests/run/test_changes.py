@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Any, Any, Any, Changes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [x if x in ("ppo", "dqn") else pytest.param(x, marks=pytest.mark.slow) for x in CASES])
+@pytest.mark.parametrize("case", [x if x == "ppo" else pytest.param(x, marks=pytest.mark.slow) for x in CASES])
 def test_a_run_resumed_after_any_of_them_is_the_run_that_never_stopped(case: str, tmp_path: Path) -> None:
     changes = CASES[case][3]
     play(ps.Run(experiment(case, tmp_path / "whole")), changes)
@@ -230,8 +230,8 @@ def test_a_rate_that_somebody_changed_is_seen_and_told(tmp_path: Path) -> None:
 
 def test_a_journal_that_somebody_else_wrote_calls_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(ps.Run(experiment("ppo", tmp_path / "a", steps=256)), {2: {"algo.lr": 1e-4}}, 3)
-    monkeypatch.setattr("penstock.run.files.stored.is_listed", lambda digest: False)
-    monkeypatch.setattr("penstock.run.files.stored.below_trusted", lambda path: False)
+    monkeypatch.setattr("penstock.run.files.stored_experiment.is_listed", lambda digest: False)
+    monkeypatch.setattr("penstock.run.files.stored_experiment.below_trusted", lambda path: False)
     row = {"step": 10, "set": {"algo.lr": "os:system"}}
     (tmp_path / "a" / CHANGES).write_text(json.dumps(row) + "\n")
     with pytest.raises(CheckpointError, match="os:system"):

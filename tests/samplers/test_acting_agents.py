@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.agents.acting import examples
+from penstock.agents.example_step import examples
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.envs.seats import Seating

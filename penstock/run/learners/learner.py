@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.learn.policy_set import trained_policies
-from penstock.processes.shipping import unship
+from penstock.processes.serialization import unship
 from penstock.run.checkpoints.checkpoint import load_checkpoint
 from penstock.run.learners.rank import Rank
 from penstock.run.learners.rendezvous import FileMeeting, RayMeeting, address_of

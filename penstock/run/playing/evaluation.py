@@ -13,15 +13,15 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
 from penstock.core.noise import env_seed
-from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, as_env_config, with_added
+from penstock.envs.shutdown import close_env
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.entry import open_policy
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, seated_for
 from penstock.run.playing.video import VideoWriter
-from penstock.samplers.accounts.evaluating import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
 
 def evaluate(

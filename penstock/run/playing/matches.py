@@ -22,7 +22,7 @@ from penstock.run.playing.opponents import Script, placed
 from penstock.run.playing.sides import Side
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.serial import SerialSampler
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 RANDOM = "random"
 _EVEN = 1e-9

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import PenstockError
 from penstock.datasets.reader import open_dataset
-from penstock.run.files.stored import read_config
+from penstock.run.files.stored_experiment import read_config
 from tests.params import slow_but
 from tests.run.files.forging import (
     EXPERIMENT,

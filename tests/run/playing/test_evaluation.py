@@ -15,7 +15,7 @@ from penstock.run import plan
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.playing import evaluation, evaluator
 from penstock.run.playing.evaluation import evaluate_run, record_video
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 RUN = ps.RunConfig(
     steps=256, checkpoint_interval=64, keep=10, eval_episodes=0, tensorboard=False, progress="off", seed=5

@@ -202,7 +202,7 @@ OF_A_SCRIPT = """
 import gymnasium as gym
 import penstock as ps
 from penstock.envs.toy import Counter
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 class Own(Counter): ...
 
