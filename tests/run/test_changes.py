@@ -69,8 +69,9 @@ def experiment(case: str, folder: Path, **run: Any) -> ps.Experiment:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics that do not depend on the clock or on who collects."""
+    kinds = ("step", "train", "rollout", "replay", "settings", "eval")
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k.split("/")[0] not in ("time", "group", "resume")} for row in found]
+    return [{k: v for k, v in row.items() if k.split("/")[0] in kinds} for row in found]
 
 
 CPU = ps.CpuSampler(T=16, B=4, workers=2)
