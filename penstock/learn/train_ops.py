@@ -297,10 +297,14 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     counts: dict[str, int] = {}
     for metrics in steps:
         if not isinstance(metrics, Mapping):
-            raise ConfigError(f"metrics are {type(metrics).__name__}; expected a dict of scalars by name")
+            raise ConfigError(
+                f"the metrics of a loss are a {type(metrics).__name__}; expected a dict of numbers by name"
+            )
         for name, value in metrics.items():
             if isinstance(value, Tensor) and value.numel() != 1:
-                raise ConfigError(f"metric {name!r} is of shape {list(value.shape)}; expected a scalar: its mean?")
+                raise ConfigError(
+                    f"metric {name!r} is a tensor of shape {list(value.shape)}; expected one number, such as its mean()"
+                )
             sums[name] = sums[name] + value if name in sums else value
             counts[name] = counts.get(name, 0) + 1
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}

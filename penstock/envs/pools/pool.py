@@ -99,8 +99,12 @@ class PoolState:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> PoolState:
-        """The state that `to_plain` described."""
-        return cls(**plain)
+        """The state that `to_plain` described. Raises TypeError if a number is none, or slots are missing in a part."""
+        state = cls(**plain)
+        numbers = [state.tick, state.restarts, *state.episode, *state.began, *filter(None, state.left)]
+        if not all(isinstance(n, int) for n in numbers) or len({len(getattr(state, name)) for name in PER_SLOT}) > 1:
+            raise TypeError(f"{state!r:.200} is no state of slots; expected whole numbers, and one for each slot")
+        return state
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")

@@ -28,6 +28,8 @@ FORMAT = 2
 number."""
 _GOES_ON_WITH_OLDER = "6849b51"
 """The last commit that reads format 1."""
+OTHERS = "or it is not of these settings, or of another version"
+"""Advice of `as_checkpoint_error` for a checkpoint."""
 _OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
 """Files of a run directory that penstock reads and writes, besides its lock and TensorBoard's events."""
 _DROPPED = (
@@ -59,11 +61,14 @@ class StoredConfig:
     def algorithm(self, again: Supplied = NONE_SUPPLIED) -> Any:
         """The algorithm's settings, with the arguments given again. Raises CheckpointError unless trusted.
 
-        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway.
+        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway. Raises
+        ConfigError for an argument that differs from the stored one.
         """
         from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
 
         of_algo = again.of_algo()
+        with as_checkpoint_error(self.path), prefix_errors(self.path):
+            again.require_same_algo(self.plain)
         with as_checkpoint_error(self.path):
             plain = _unmapped(_without(self.plain, of_algo))["algo"]
             self._require_trust({"algo": plain}, files=False)
