@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.core.config import to_plain
+from penstock.core.config import to_plain, unstorable
 from penstock.core.errors import ConfigError
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
@@ -23,6 +24,11 @@ _SETTINGS = {
     "options": "env_options",
 }  # fmt: skip
 """Settings of an EnvConfig, with their names in an Experiment without an EnvConfig."""
+_OF_ENV = {"env", "eval_env", "eval_env_kwargs", *_SETTINGS.values()}
+_STORED = (
+    "names, numbers, texts, and functools.partial of what can be imported with such arguments are stored; lambdas, local "
+    "objects, those of a script, arrays and spaces are not"
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,44 @@ class Supplied:
         if self.eval_env is not None:
             own = {**plain, "env_kwargs": plain.get("eval_env_kwargs", {})}
             _require_same_env("eval_env", own, plain.get("eval_env"), self.eval_env)
+
+
+def require_storable(exp: Any, why: str) -> None:
+    """Raises ConfigError for an experiment with parts that no file can hold, such as a lambda."""
+    if lost := unstorable(to_plain(exp)):
+        raise ConfigError(
+            f"{_listed(lost)} cannot be stored, and {why}; move it to the top of a module that can be imported, and name "
+            f"it module:qualname; {_STORED}"
+        )
+
+
+def warn_of_unstorable(exp: Any) -> None:
+    """Warns of the parts of an experiment that its run cannot store, and says what takes them again."""
+    if not (lost := unstorable(to_plain(exp))):
+        return
+    given = {path: _given_again(path) for path in lost}
+    calls = ", ".join(dict.fromkeys(filter(None, given.values())))
+    last = f"pass it again, ps.resume(run, {calls}) and ps.evaluate alike, or " if calls else ""
+    warnings.warn(
+        f"{_listed(lost)} cannot be stored with the run, which penstock eval, record and resume will not open for lack "
+        f"of it; {last}move it to the top of a module that can be imported ({_STORED})",
+        stacklevel=3,
+    )
+
+
+def _listed(lost: Mapping[str, str]) -> str:
+    return ", ".join(f"{path}={said:.100}" for path, said in lost.items())
+
+
+def _given_again(path: str) -> str:
+    """The argument of `ps.resume` that supplies a setting; "" if none does."""
+    first, _, rest = path.partition(".")
+    if first == "algo":
+        name = rest.partition(".")[0]
+        return f"{name}=..." if name in ("agent", "policy_mapping_fn") else ""
+    name = "eval_env" if first.startswith("eval_env") else "env"
+    own = first.partition("[")[0]
+    return f"{name}={'...' if path == name else 'ps.EnvConfig(...)'}" if own in _OF_ENV else ""
 
 
 def _require_same_env(name: str, plain: Plain, stored: Any, given: Any) -> None:
