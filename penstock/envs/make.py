@@ -165,7 +165,9 @@ class EnvConfig:
         try:
             factory = self._factory()
             kwargs = {**self.kwargs, "slot": slot} if _asks_slot(factory) and "slot" not in self.kwargs else self.kwargs
-            env = _expect_env(_call(_own(factory), _own(kwargs), what), what)
+            env = _call(_own(factory), _own(kwargs), what)
+            if not any(map(_is_of_shimmy, self.wrappers[:1])):
+                env = _expect_env(env, what)
         except UnknownIdError as error:
             module = self.name.partition(":")[0] if ":" in self.name else ""
             raise ConfigError(unknown_id(error.id_, tuple(filter(None, (*self.imports, module))))) from error
@@ -380,12 +382,19 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
 def _wrapped(env: Any, wrapper: str | Callable[..., Any]) -> AnyEnv:
     what = f"env wrapper {_name(wrapper)}"
     call = Call("")
-    if isinstance(wrapper, str):
-        call = read_call(wrapper)
-        wrapper = _call(functools.partial(import_object, call.name), {}, what)
-    wrap = _own(wrapper)
-    _check_arguments(wrap, (env, *call.args), call.kwargs, what)
-    return _expect_env(_call(functools.partial(wrap, env, *call.args), call.kwargs, what), what)
+    wrap = wrapper
+    if isinstance(wrap, str):
+        call = read_call(wrap)
+        wrap = _call(functools.partial(import_object, call.name), {}, what)
+    args, kwargs = ((), {"env": env}) if _is_of_shimmy(wrapper) else ((env,), {})
+    args, kwargs = (*args, *call.args), {**kwargs, **call.kwargs}
+    _check_arguments(wrap, args, kwargs, what)
+    return _expect_env(_call(functools.partial(_own(wrap), *args, **kwargs), {}, what), what)
+
+
+def _is_of_shimmy(wrapper: str | Callable[..., Any]) -> bool:
+    """True for a wrapper of Shimmy: it wraps no environment of ours, and takes it as `env=`."""
+    return _name(wrapper).startswith(("shimmy:", "shimmy."))
 
 
 def _check_arguments(wrap: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> None:

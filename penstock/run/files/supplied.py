@@ -26,8 +26,7 @@ _SETTINGS = {
 """Settings of an EnvConfig, with their names in an Experiment without an EnvConfig."""
 _OF_ENV = {"env", "eval_env", "eval_env_kwargs", *_SETTINGS.values()}
 _STORED = (
-    "names, numbers, texts, and functools.partial of what can be imported with such arguments are stored; lambdas, local "
-    "objects, those of a script, arrays and spaces are not"
+    "stored are names, numbers, texts, lists, dicts, and functools.partial of what can be imported with such arguments"
 )
 
 
@@ -78,11 +77,11 @@ def warn_of_unstorable(exp: Any) -> None:
         return
     given = {path: _given_again(path) for path in lost}
     calls = ", ".join(dict.fromkeys(filter(None, given.values())))
-    last = f"pass it again, ps.resume(run, {calls}) and ps.evaluate alike, or " if calls else ""
+    again = f"Pass it again, ps.resume(run, {calls}), or move" if calls else "Move"
     warnings.warn(
-        f"{_listed(lost)} cannot be stored with the run, which penstock eval, record and resume will not open for lack "
-        f"of it; {last}move it to the top of a module that can be imported ({_STORED})",
-        stacklevel=3,
+        f"{_listed(lost)} cannot be stored with the run: penstock eval, record and resume will lack it. {again} it to "
+        f"the top of a module that can be imported; {_STORED}",
+        stacklevel=2,
     )
 
 
