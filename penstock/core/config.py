@@ -95,9 +95,12 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if type(value) is functools.partial:
-        plain = {"args": [*map(_argument, value.args)], "kwargs": _argument(value.keywords)}
-        made = to_plain(value.func)
-        return made if "unstorable" in made else {**made, **plain}
+        bound: Any = value
+        plain = {"args": [*map(_argument, bound.args)], "kwargs": _argument(bound.keywords)}
+        called = to_plain(bound.func)
+        if "import" in called:
+            return {**called, **plain}
+        return called if "unstorable" in called else {"unstorable": repr(value)}
     if callable(value):
         path = import_path(value)
         return {"import": path} if path else {"unstorable": getattr(value, "__qualname__", repr(value))}
@@ -136,7 +139,7 @@ def unstorable(plain: Any, where: str = "") -> dict[str, str]:
         return {}
     if "unstorable" in plain:
         return {where: str(plain["unstorable"])}
-    found = {where: "a class"} if "class" in plain and plain["class"] is None else {}
+    found = {where: "a class that no module names"} if "class" in plain and plain["class"] is None else {}
     for key, item in plain.items():
         found |= unstorable(item, f"{where}.{key}".lstrip("."))
     return found

@@ -306,8 +306,9 @@ def _as_wrapper(given: Any) -> str | Callable[..., Any]:
             f"wrappers has {given!r:.200}; expected a callable, module:NAME, a short name such as "
             "'FrameStackObservation(stack_size=4)', or a pair ('FrameStackObservation', {'stack_size': 4})"
         )
-    if type(given) is functools.partial and not given.args and (path := public_path(given.func)):
-        return call_text(Call(path, (), given.keywords)) or given
+    bound: Any = given
+    if type(bound) is functools.partial and not bound.args and (path := public_path(bound.func)):
+        return call_text(Call(path, (), bound.keywords)) or given
     return given
 
 
@@ -379,7 +380,7 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
         raise EnvWorkerError(f"{said}\n{where}") from error
 
 
-def _wrapped(env: Any, wrapper: str | Callable[..., Any]) -> AnyEnv:
+def _wrapped(env: Any, wrapper: Any) -> AnyEnv:
     what = f"env wrapper {_name(wrapper)}"
     call = Call("")
     wrap = wrapper
@@ -392,7 +393,7 @@ def _wrapped(env: Any, wrapper: str | Callable[..., Any]) -> AnyEnv:
     return _expect_env(_call(functools.partial(_own(wrap), *args, **kwargs), {}, what), what)
 
 
-def _is_of_shimmy(wrapper: str | Callable[..., Any]) -> bool:
+def _is_of_shimmy(wrapper: Any) -> bool:
     """True for a wrapper of Shimmy: it wraps no environment of ours, and takes it as `env=`."""
     return _name(wrapper).startswith(("shimmy:", "shimmy."))
 

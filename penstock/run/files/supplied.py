@@ -142,7 +142,9 @@ def _same(stored: Any, given: Any) -> bool:
 
 def _names(stored: Any, given: Any) -> bool:
     """True if a stored path leads to the given object in an imported module; imports none, as it may be foreign."""
-    module, _, name = str(stored.get("import") if isinstance(stored, Mapping) else stored).partition(":")
+    if isinstance(stored, Mapping):
+        stored = None if "args" in stored else stored.get("import")
+    module, _, name = str(stored).partition(":")
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
