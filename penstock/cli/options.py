@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
             nargs="*",
             default=[],
             metavar="NAME",
-            help="wrappers in order, by Gymnasium's name or module:qualname, e.g. 'FrameStackObservation(stack_size=4)'",
+            help="wrappers in order: module:qualname, or Gymnasium's by name, e.g. 'TimeLimit(100)'",
         )
         self.add_argument(
             "--env-drop",

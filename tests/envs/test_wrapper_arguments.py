@@ -242,15 +242,16 @@ def test_wrappers_that_are_no_tuple(given: Any) -> None:
             take()
 
 
+bind: Any = functools.partial
 MISFITS: list[tuple[Any, str]] = [
     ("FrameStackObservation(stak_size=4)", "takes no 'stak_size'; did you mean 'stack_size'"),
-    (functools.partial(FrameStackObservation, **{"stak_size": 4}), "takes no 'stak_size'; did you mean 'stack_size'"),
-    (functools.partial(TransformReward, **{"fun": len}), "takes no 'fun'; did you mean 'func'"),
+    (bind(FrameStackObservation, stak_size=4), "takes no 'stak_size'; did you mean 'stack_size'"),
+    (bind(TransformReward, fun=len), "takes no 'fun'; did you mean 'func'"),
     ("FrameStackObservation", r"missing a required argument: 'stack_size'; .*it takes \(stack_size, padding_type\)"),
     (FrameStackObservation, "missing a required argument: 'stack_size'"),
     ("TimeLimit(3, 4)", r"too many positional arguments; .*it takes \(max_episode_steps\)"),
     ("OrderEnforcing(env=3)", "takes no 'env'"),
-    (functools.partial(RescaleAction, *[3], **{"min_action": 0, "max_action": 1}), "multiple values|too many"),
+    (bind(RescaleAction, *[3], min_action=0, max_action=1), "multiple values|too many"),
 ]
 
 

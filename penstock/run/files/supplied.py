@@ -66,8 +66,8 @@ def require_storable(exp: Any, why: str) -> None:
     """Raises ConfigError for an experiment with parts that no file can hold, such as a lambda."""
     if lost := unstorable(to_plain(exp)):
         raise ConfigError(
-            f"{_listed(lost)} cannot be stored, and {why}; move it to the top of a module that can be imported, and name "
-            f"it module:qualname; {_STORED}"
+            f"{_listed(lost)} cannot be stored, and {why}; move it to the top of a module that can be imported, and "
+            f"name it module:qualname; {_STORED}"
         )
 
 
@@ -75,9 +75,8 @@ def warn_of_unstorable(exp: Any) -> None:
     """Warns of the parts of an experiment that its run cannot store, and says what takes them again."""
     if not (lost := unstorable(to_plain(exp))):
         return
-    given = {path: _given_again(path) for path in lost}
-    calls = ", ".join(dict.fromkeys(filter(None, given.values())))
-    again = f"Pass it again, ps.resume(run, {calls}), or move" if calls else "Move"
+    given = ", ".join(f"{name}={value}" for name, value in _arguments_for(lost).items())
+    again = f"Pass it again, ps.resume(run, {given}), or move" if given else "Move"
     warnings.warn(
         f"{_listed(lost)} cannot be stored with the run: penstock eval, record and resume will lack it. {again} it to "
         f"the top of a module that can be imported; {_STORED}",
@@ -89,15 +88,17 @@ def _listed(lost: Mapping[str, str]) -> str:
     return ", ".join(f"{path}={said:.100}" for path, said in lost.items())
 
 
-def _given_again(path: str) -> str:
-    """The argument of `ps.resume` that supplies a setting; "" if none does."""
-    first, _, rest = path.partition(".")
-    if first == "algo":
-        name = rest.partition(".")[0]
-        return f"{name}=..." if name in ("agent", "policy_mapping_fn") else ""
-    name = "eval_env" if first.startswith("eval_env") else "env"
-    own = first.partition("[")[0]
-    return f"{name}={'...' if path == name else 'ps.EnvConfig(...)'}" if own in _OF_ENV else ""
+def _arguments_for(lost: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of `ps.resume` that supply these settings, as code."""
+    found: dict[str, str] = {}
+    for path in lost:
+        first, _, rest = path.partition(".")
+        name = rest.partition(".")[0] if first == "algo" else "eval_env" if first.startswith("eval_env") else "env"
+        if first == "algo" and name in ("agent", "policy_mapping_fn"):
+            found[name] = "..."
+        elif first.partition("[")[0] in _OF_ENV:
+            found[name] = "..." if path == name and name not in found else "ps.EnvConfig(...)"
+    return found
 
 
 def _require_same_env(name: str, plain: Plain, stored: Any, given: Any) -> None:

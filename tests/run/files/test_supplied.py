@@ -160,6 +160,8 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
     ({"algo": two(partial(shifted, unused=lambda: 1))}, r"algo\.policy_mapping_fn\.kwargs\.unused=<lambda>",
      r"policy_mapping_fn=\.\.\.\)"),
     ({"algo": Unnamed(minibatch=16, epochs=1, net=NET)}, "algo=a class that no module names", "will lack it. Move it"),
+    ({"env": lambda: short(), "wrappers": (lambda env: env,), "eval_env": lambda: short()},
+     "^env=<lambda>, wrappers", r"\(run, env=ps\.EnvConfig\(\.\.\.\), eval_env=\.\.\.\)"),
     ({"env": lambda: short(), "eval_env": lambda: short()}, "env=<lambda>, eval_env=<lambda>", r"env=\.\.\., eval_env="),
 ]  # fmt: skip
 
