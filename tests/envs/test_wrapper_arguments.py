@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from gymnasium.wrappers import FrameStackObservation, RescaleAction, TransformRe
 import penstock as ps
 from penstock.core.config import from_plain, override, to_plain, unstorable
 from penstock.core.errors import ConfigError
+from penstock.envs.builtin import is_builtin_wrapper
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import TeamBits
 from penstock.envs.wrappers import WeightedReward
@@ -280,3 +282,59 @@ def test_what_cannot_be_stored_is_named_by_its_place() -> None:
     }
     with pytest.raises(ConfigError, match="could not be stored"):
         stored(exp)
+
+
+def test_what_a_decorator_hides_is_no_signature() -> None:
+    @functools.wraps(padded_v0)
+    def around(env: Any) -> Any:
+        return padded_v0(env, 3)
+
+    @functools.wraps(padded_v0)
+    def of_any(*given: Any, **more: Any) -> Any:
+        return padded_v0(given[0], more["width"])
+
+    for wrapper in (around, bind(of_any, width=3)):
+        env: Any = EnvConfig(TeamBits, wrappers=(wrapper,)).make()
+        assert env.size == 3
+
+
+class Own(functools.partial):
+    """A partial that does something else when it is called."""
+
+
+@dataclass(frozen=True)
+class Adding:
+    """Settings that are called."""
+
+    size: int = 3
+
+    def __call__(self, env: Any, by: int = 0) -> Any:
+        return padded_v0(env, self.size + by)
+
+
+def test_only_partials_of_functions_and_classes_are_stored() -> None:
+    for wrapper in (Own(padded_v0, size=3), functools.partial(Adding(2), by=1)):
+        config = EnvConfig(TeamBits, wrappers=(wrapper,))
+        assert config.wrappers == (wrapper,)
+        env: Any = config.make()
+        assert env.size == 3
+        assert list(unstorable(to_plain(config))) == ["wrappers[0]"]
+    env = stored(EnvConfig(TeamBits, wrappers=(Adding(4),))).make()
+    assert env.size == 4
+
+
+HARMLESS = [
+    "FrameStackObservation(4)", "gymnasium.wrappers:TimeLimit(max_episode_steps=9)", "copy_obs", "WeightedReward((1, 0.1))",
+    ["FrameStackObservation", {"stack_size": 4, "padding_type": "zero"}], "penstock.envs.toy:HideVelocity",
+    {"import": "gymnasium.wrappers:ClipReward", "args": [], "kwargs": {"min_reward": -1.5, "max_reward": None}},
+]  # fmt: skip
+FOREIGN = [
+    "RecordVideo('x')", "gymnasium.wrappers.vector:RecordVideo('x')", "my_module:Mine", "FilterObservation(['a/b'])", "TimeLimit(10000000)",
+    ["TimeLimit", {"max_episode_steps": b"x"}], ["TimeLimit"], {"import": None}, {}, 3, None, "TimeLimit(",
+    "penstock.envs.wrappers:give_options(3)", {"import": "TimeLimit", "args": [{"import": "os:abort"}], "kwargs": {}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", [*HARMLESS, *FOREIGN], ids=lambda wrapper: str(wrapper)[:40])
+def test_wrappers_of_ours_with_numbers_and_words_need_no_trust(wrapper: Any) -> None:
+    assert is_builtin_wrapper(wrapper) == (wrapper in HARMLESS)

@@ -97,7 +97,7 @@ def _arguments_for(lost: Mapping[str, str]) -> dict[str, str]:
         if first == "algo" and name in ("agent", "policy_mapping_fn"):
             found[name] = "..."
         elif first.partition("[")[0] in _OF_ENV:
-            found[name] = "..." if path == name and name not in found else "ps.EnvConfig(...)"
+            found[name] = "..." if path == name else "ps.EnvConfig(...)"
     return found
 
 

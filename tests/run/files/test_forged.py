@@ -88,7 +88,7 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
                                    PLAYED),
     "a wrapper that is no text": (with_config(lambda s: s.update(wrappers=["TimeLimit(" + "-" * 3_000 + "1)"])), PLAYED),
     "env as a partial": (with_config(lambda s: s.update(
-        env={"import": "os:system", "args": ["touch EXECUTED"], "kwargs": {}})), PLAYED),
+        env={"import": "importlib:import_module", "args": ["sentinel"], "kwargs": {}})), PLAYED),
     "code in the arguments of env": (with_config(lambda s: s.update(
         env={"import": "penstock.envs.toy:Bandit", "args": [{"import": "sentinel:x"}], "kwargs": {}})), PLAYED),
     "code in the arguments of agent": (with_config(lambda s: s["algo"].update(
