@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
         return 2
     if args.sampler != "cpu" or wants_help:
         return _train(algo, args, rest)
-    from penstock.processes.forking import end_ahead, start_ahead
+    from penstock.processes.fork_client import end_ahead, start_ahead
     from penstock.processes.python import one_thread_environment
     from penstock.samplers import ACTING
 
@@ -75,7 +75,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
 def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool, trust: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.files.rundir import free_run_dir
-    from penstock.run.files.supplied import require_storable
+    from penstock.run.files.supplied_arguments import require_storable
     from penstock.run.loop import train
     from penstock.run.plan import Plan
     from penstock.run.result import in_a_line
