@@ -17,6 +17,8 @@ from penstock.run.presets import preset_of_file, with_preset
 from penstock.studies.report import algo_word, confirmed, has_word, number, write_preset
 from penstock.studies.toml import toml_table
 
+bind: Any = partial
+
 
 def experiment(algo: Any, sampler: Any = None, **changes: Any) -> ps.Experiment:
     exp = ps.Experiment("CartPole-v1", algo, sampler, ps.RunConfig(steps=5000))
@@ -37,7 +39,7 @@ EXPERIMENTS = {
     "registered": experiment(ps.PPO(), imports=("ale_py",), env_mask="action_mask", env_text=16, info_keys=("a",)),
     "wrapped": experiment(ps.PPO(), wrappers=("gymnasium.wrappers:FlattenObservation",)),
     "wrapped with arguments": experiment(
-        ps.PPO(), wrappers=("FrameStackObservation(2)", partial(TransformReward, func="x"), "WeightedReward((1, 0.1))")
+        ps.PPO(), wrappers=("FrameStackObservation(2)", bind(TransformReward, func="x"), "WeightedReward((1, 0.1))")
     ),
     "evaluated elsewhere": experiment(ps.PPO(), eval_env="CartPole-v0", eval_env_kwargs={"size": 3}),
     "held out": experiment(ps.PPO(), eval_env_kwargs={"levels": "held-out"}),
@@ -61,10 +63,10 @@ def test_an_experiment_with_a_partial_in_it_has_no_word(tmp_path: Path) -> None:
     """TOML has no form for one; its config.json has."""
     assert all(map(has_word, EXPERIMENTS.values()))
     for exp in (
-        experiment(ps.PPO(agent=partial(ps.actor_critic, settings=None))),
-        experiment(ps.PPO(), env=partial(ThreeStep, 3)),
+        experiment(ps.PPO(agent=bind(ps.actor_critic, settings=None))),
+        experiment(ps.PPO(), env=bind(ThreeStep, 3)),
         experiment(ps.PPO(), wrappers=(partial(TransformReward, func=math.sin),)),
-        experiment(ps.PPO(), eval_env=partial(ThreeStep, 3)),
+        experiment(ps.PPO(), eval_env=bind(ThreeStep, 3)),
     ):
         assert not has_word(exp)
 
