@@ -76,7 +76,7 @@ class AsyncLive(Evaluates):
         self._attached: AttachInner | None = None
         self._continues: SetInner | None = None
         self._metrics: dict[str, float] = {}
-        self._opened = np.zeros(inner.spec.B, np.int64)
+        self._begun = np.zeros(inner.spec.B, np.int64)  # newest episode of each slot when a process died, or on resume
         self._kept: dict[int, list[SampleBatch]] = {}  # by number, while a new process makes the buffers anew
         self.cut_slots: list[int] = []
         """Slots with an open episode that the last `load_state_dict` could not restore."""
@@ -121,7 +121,7 @@ class AsyncLive(Evaluates):
         ahead = self._ahead
         if not ahead.buffers:
             return
-        B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
+        B, installed = self.batch_spec.B, self._installed
         mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
         if self._in_batch(self._block) and mark[4] and not installed.seating.turns:
             stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
@@ -130,8 +130,9 @@ class AsyncLive(Evaluates):
             for itr in range(max(min(ahead.next, done) - 1, 0), max(done, 1)):
                 self._kept[itr] = [batch.copy() for batch in ahead.buffer(itr)]
         rows = [last_row(batch) for batch in self._kept[max(done - 1, 0)]]
-        most = installed.seating.most_episodes(T)  # that can have begun in the batch that was lost
-        pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
+        words = os.pread(self._workers.slabs[LEDGERS[0]], 8 * LEDGER_WORDS * B, 0)  # none of a native pool
+        self._begun = np.maximum(self._begun, np.frombuffer(words, np.int64)[::LEDGER_WORDS] if words else -1)
+        pool = PoolState.resetting(self._begun.tolist(), restarts=done)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies
         state = LiveState.resetting(
             pool,
@@ -139,7 +140,6 @@ class AsyncLive(Evaluates):
             row=installed.by_id(rows),
             out_of_bounds={**dict.fromkeys(ids, 0), ids[0]: outside},
         )
-        self._opened += most
         self._continues = SetInner(state.to_plain(), done)
 
     # The live sampler.
@@ -180,10 +180,6 @@ class AsyncLive(Evaluates):
         self._workers.wait(lambda: self._ready(itr))
         self._take_results()
         batches, episodes = ahead.buffer(itr), ahead.take()
-        if self._installed.many:
-            self._opened += np.bincount(episodes.slot, minlength=len(self._opened))
-        else:
-            self._opened += batches[0].first[1:].sum(0)
         ahead.measure(itr)
         return self._installed.together(batches), episodes
 
@@ -218,7 +214,8 @@ class AsyncLive(Evaluates):
             return {"released": 0}
         self._workers.wait(lambda: self._ready(self._ahead.released - 1))
         self._take_results()
-        return self._ahead.state_dict(self._ask(GetInner()), self._opened.copy())
+        inner = self._ask(GetInner())
+        return self._ahead.state_dict(inner, np.maximum(self._begun, inner["pool"]["episode"] or -1))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
@@ -228,7 +225,7 @@ class AsyncLive(Evaluates):
         self._block[control.SENT] = 0
         self.cut_slots = self._ask(SetInner(state["inner"], state["released"]))
         self._ahead.load_state_dict(state)
-        self._opened = state["opened"].copy()
+        self._begun = state["opened"].copy()
         self._block[control.SENT] = self._ahead.released
 
     def join_states(self, states: Sequence[State]) -> State:

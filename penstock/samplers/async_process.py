@@ -30,7 +30,7 @@ from penstock.workers.shares import Shared
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
 LEDGERS = (2, 3)
-"""Slabs; the ledgers are those of a SerialPool and of its evaluations."""
+"""Slabs; the ledgers are those of the pool, and of a SerialPool's evaluations."""
 NEWEST, STOP, FIRST = control.ITR, control.MODE, control.T
 """Words of the learner: the newest version, whether an evaluation is to give up, and the number of the first batch."""
 

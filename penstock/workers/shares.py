@@ -36,14 +36,14 @@ class Watched(Protocol):
 
 
 class Shared(NamedTuple):
-    """Shared memory of a parent process, into which this process's sampler writes batches and activity."""
+    """Shared memory of a parent process, into which this process's sampler writes batches, ledger and activity."""
 
     slab: int
     """Descriptor of the file that holds the batches."""
     mark: Any
     """Six words in which a SerialPool notes the activity of its environments."""
     ledgers: tuple[int, int] = (-1, -1)
-    """Descriptors of files for the ledgers of a SerialPool and of its evaluations."""
+    """Descriptors of files for the ledger of its pool, and for that of a SerialPool's evaluations."""
 
     def ledger(self, B: int, evaluation: bool = False) -> Any:
         """[B, LEDGER_WORDS] int64: a SerialPool's ledger, at the start of its file, where the parent reads it."""

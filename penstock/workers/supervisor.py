@@ -59,7 +59,7 @@ class Workers:
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether waiters yield.
         module: that the processes run. forked_with: modules that a process imports to fork them of; with none each is a
-            fresh interpreter. shared: a parent process's memory for the training batches, and its watch over
+            fresh interpreter. shared: a parent process's memory for the training batches and their ledger, and its watch over
             this process, which sees from here that the wait for workers goes on; None if there is none.
     """
 
@@ -89,7 +89,8 @@ class Workers:
         self.bell = Bell()
         self.slabs = [open_slab(f"slab-{i}") for i in range(SLABS)]
         if shared is not None:
-            os.dup2(shared.slab, self.slabs[0], inheritable=False)
+            for mine, theirs in zip(self.slabs, (shared.slab, shared.ledgers[0])):
+                os.dup2(theirs, mine, inheritable=False)
         self._mark: Any = [0] * control.MARK_WORDS if shared is None else shared.mark
         mark = new_mark()
         forks = ForkServer(mark, forked_with, start_timeout_s) if forked_with else None
