@@ -271,6 +271,9 @@ class ProcessPool(EnvPool):
                     out[slots] = mine
         return out
 
+    def begun(self) -> Ints:
+        return self.ledger[:, 0].copy()
+
     def get_state(self) -> PoolState:
         ledger = self.ledger.tolist()
         whole = PoolState.resetting(  # of slots without a worker

@@ -57,7 +57,7 @@ class RunnerSource(Source):
         self._previous: Sequence[SampleBatch] | None = None
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
-        self._opened = np.zeros(B, np.int64)  # number of each slot's episode
+        self._begun = np.zeros(B, np.int64)  # number of the newest episode of each slot
         self._ticks = 0
         self._runner_metrics: dict[int, dict[str, float]] = {}
         self._gone: Counter[str] = Counter()  # faults inside runners that were lost
@@ -80,12 +80,14 @@ class RunnerSource(Source):
             start = time.perf_counter()
             if i in self._taking_over:
                 self.runners.backend.result(self._taking_over.pop(i), self.runners.deadline_s)
-            unpack_fragment(reply["rows"], batches, self._columns[i], self.log, self._slots[i])
+            slots = self._slots[i]
+            unpack_fragment(reply["rows"], batches, self._columns[i], self.log, slots)
             arrived.add(i)
+            self._begun[slots] = np.maximum(self._begun[slots], reply["begun"])
             slowest_s = max(slowest_s, reply["sample_s"])
             self._runner_metrics[i] = reply["metrics"]
             if reply["warmup"] is not None:
-                self._warmup[self._slots[i]] = reply["warmup"]
+                self._warmup[slots] = reply["warmup"]
             self.runners.warn(i, reply["warnings"])
             if i in self._rows and reply["span"] is not None:
                 self._note(self._rows[i], *reply["span"])
@@ -95,7 +97,6 @@ class RunnerSource(Source):
         for i in self._columns:
             if i not in arrived:
                 self._absent(i, batches)
-        self._opened += batches[0].first[1:].sum(0) if self.log is None else self.log.count
         self._ticks += batches[0].spec.T
         self._previous = batches
         self.times |= {
@@ -114,7 +115,7 @@ class RunnerSource(Source):
 
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
-        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
+        whole = PoolState.resetting(self._begun.tolist(), tick=self._ticks, faults=dict(self._faults()))
         alive = [i for i in self.runners.alive if i in self._columns]
         found = self.runners.collect(
             {i: self.runners.call(i, "pool_state") for i in alive}, self.runners.start_timeout_s
@@ -132,7 +133,7 @@ class RunnerSource(Source):
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
-        self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
+        self._begun[:], self._ticks = np.maximum(state.episode, 0), state.tick
         self._restored, self._previous = Counter(state.faults), outs
         self._gone.clear()
         self._runner_metrics.clear()
@@ -203,7 +204,7 @@ class RunnerSource(Source):
         if i not in self._columns:
             return
         owed = sum(calls.pop(i, None) is not None for calls in self.requests.values())
-        self._opened[self._slots[i]] += (owed + 1) * self._most
+        self._begun[self._slots[i]] += (owed + 1) * self._most
         metrics = self._runner_metrics.pop(i, {})
         self._gone.update({k[len("faults/") :]: int(n) for k, n in metrics.items() if k.startswith("faults/")})
 
@@ -231,7 +232,7 @@ class RunnerSource(Source):
         if i not in self._columns or self._previous is None:
             return
         slots = self._slots[i]
-        state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
+        state = PoolState.resetting(self._begun[slots].tolist(), tick=self._ticks, restarts=self._ticks)
         rows, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
             for row, spec in zip(rows.values(), self.specs):
