@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.actors.backend import RunnerError
 from penstock.core.batch import batches_of
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import EchoAgents, EchoTurns
 from penstock.envs.toy.plumbing import SeedEcho
+from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import EchoAgent
 from penstock.workers import faults
 from tests.envs.pools.plain_loop import seated
@@ -116,6 +118,7 @@ SETTINGS: dict[str, Any] = {
     "cpu": lambda T: ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=1), depth=1),
     "gpu": lambda T: ps.AsyncGpuSampler(ps.GpuSampler(T, B, workers=1), depth=0),
     "alternating": lambda T: ps.AsyncAlternatingSampler(ps.AlternatingSampler(T, B, workers=1), depth=2),
+    "runner": lambda T: RunnerSampler(1, ps.CpuSampler(T, B, workers=1), "in-process", depth=1),
 }
 
 
@@ -149,7 +152,10 @@ def test_a_process_that_dies_after_its_workers_plays_no_episode_twice(
                 collect(1)
             collect(3)
         assert sampler.metrics()["faults/restarts"] == 4
-        os.kill(sampler._workers.workers[0].child.pid, signal.SIGKILL)
+        if name == "runner":
+            sampler.runners.lost(0, RunnerError("signal", "killed"))
+        else:
+            os.kill(sampler._workers.workers[0].child.pid, signal.SIGKILL)
         collect(40)
         seen.compare(config, SEED, range(B), cut=60)
     finally:
