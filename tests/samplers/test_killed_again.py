@@ -25,6 +25,7 @@ from penstock.testing.samplers import EchoAgent
 from penstock.workers import faults
 from tests.envs.pools.plain_loop import seated
 from tests.samplers.many import Rows, agents_of
+from tests.slow import slow
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -122,10 +123,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("T", [1, 2])
+@pytest.mark.parametrize("T", [1, *slow(2)])
 @pytest.mark.parametrize("method", ["reset", "step"])
 @pytest.mark.parametrize("kind", ["one", "parallel", "turns"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["cpu", *slow("gpu", "alternating", "runner")])
 def test_a_process_that_dies_after_its_workers_plays_no_episode_twice(
     name: str, kind: str, method: str, T: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -162,7 +163,7 @@ def test_a_process_that_dies_after_its_workers_plays_no_episode_twice(
         sampler.shutdown()
 
 
-@pytest.mark.parametrize("T", [1, 2])
+@pytest.mark.parametrize("T", [1, *slow(2)])
 @pytest.mark.parametrize("kind", ["one", "parallel", "turns"])
 def test_a_process_that_dies_with_many_batches_waiting_plays_no_episode_twice(
     kind: str, T: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
