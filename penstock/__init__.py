@@ -91,9 +91,9 @@ _WHERE = {
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
     "adam": "penstock.learn.optimizers",
-    "as_multi_agent": "penstock.core.joining",
+    "as_multi_agent": "penstock.core.batch_parts",
     "check_env": "penstock.envs.check",
-    "concat_samples": "penstock.core.joining",
+    "concat_samples": "penstock.core.batch_parts",
     "cosine": "penstock.core.schedule",
     "launch": "penstock.studies.tune",
     "linear": "penstock.core.schedule",
@@ -109,13 +109,13 @@ _WHERE = {
     "q_agent": "penstock.agents.q_agent",
     "resume": "penstock.run.loop",
     "rmsprop": "penstock.learn.optimizers",
-    "split_by_episode": "penstock.core.joining",
-    "timeslices": "penstock.core.joining",
+    "split_by_episode": "penstock.core.batch_parts",
+    "timeslices": "penstock.core.batch_parts",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
     "trainable": "penstock.studies.ray_tune",
     "tune": "penstock.studies.tune",
-    "wrap_as_needed": "penstock.core.joining",
+    "wrap_as_needed": "penstock.core.batch_parts",
 }
 _MODULES = (
     "actors",
@@ -165,6 +165,13 @@ if TYPE_CHECKING:
         SampleBatch as SampleBatch,
         TrainBatch as TrainBatch,
     )
+    from penstock.core.batch_parts import (
+        as_multi_agent as as_multi_agent,
+        concat_samples as concat_samples,
+        split_by_episode as split_by_episode,
+        timeslices as timeslices,
+        wrap_as_needed as wrap_as_needed,
+    )
     from penstock.core.config import override as override
     from penstock.core.errors import (
         CheckpointError as CheckpointError,
@@ -174,13 +181,6 @@ if TYPE_CHECKING:
         LearnerLostError as LearnerLostError,
         NonFiniteError as NonFiniteError,
         PenstockError as PenstockError,
-    )
-    from penstock.core.joining import (
-        as_multi_agent as as_multi_agent,
-        concat_samples as concat_samples,
-        split_by_episode as split_by_episode,
-        timeslices as timeslices,
-        wrap_as_needed as wrap_as_needed,
     )
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear

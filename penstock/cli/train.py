@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
         return 2
     if args.sampler != "cpu" or wants_help:
         return _train(algo, args, rest)
-    from penstock.processes.forking import end_ahead, start_ahead
+    from penstock.processes.fork_client import end_ahead, start_ahead
     from penstock.processes.python import one_thread_environment
     from penstock.samplers import ACTING
 

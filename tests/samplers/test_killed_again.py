@@ -1,6 +1,6 @@
 """Workers that die again and again, and then the process that owns them: no episode is played twice.
 
-Only the ledger of the pool counts the episodes that such deaths have cut, and those that were begun before any row.
+Only the pool's episode table counts the episodes that such deaths have cut, and those that were begun before any row.
 """
 
 from __future__ import annotations

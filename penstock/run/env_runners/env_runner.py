@@ -21,14 +21,14 @@ from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import LoadedPolicy, by_id, trained_policies
 from penstock.learn.train_ops import train_one_step
-from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.checkpoints.state_codec import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
-from penstock.samplers.accounts.evaluating import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import received
+from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
 Weights = Mapping[str, np.ndarray[Any, Any]] | Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
 """Arrays by name of one policy, or of several by policy id."""
@@ -101,10 +101,10 @@ class EnvRunner:
         return batch.copy()
 
     def sample_counted(self, weights: Any = None, version: int = -1) -> tuple[AnyBatch, Ints]:
-        """`sample`, after `take_weights` if any are given, and the newest episodes as `Source.begun`."""
+        """`sample`, after `take_weights` if any are given, and the newest episodes as `Source.newest_episodes`."""
         if weights is not None:
             self.take_weights(weights, version)
-        return self.sample(), self._acting.live.pool.begun()
+        return self.sample(), self._acting.live.pool.newest_episodes()
 
     def learn_on_batch(self, batch: AnyBatch) -> ResultDict:
         """Trains this runner's policies on a batch of fragments: `ps.train_one_step`. Returns the metrics."""
@@ -228,7 +228,7 @@ class EnvRunner:
             rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: of each slot the newest
                 that may have begun; the next one has the number after.
         """
-        self._acting.live.go_on(rows, None, PoolState.resetting(episodes), [None] * len(episodes))
+        self._acting.live.resume(rows, None, PoolState.resetting(episodes), [None] * len(episodes))
         self._itr = itr
 
     @property

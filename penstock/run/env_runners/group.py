@@ -72,7 +72,7 @@ class EnvRunnerGroup:
         """Calls by which replacements take over, until their first fragment comes."""
         self._asked = [0] * num_env_runners
         """Fragments that each runner was asked for, by all that had its place."""
-        self._begun = np.zeros((num_env_runners, self.fragment.B), np.int64)
+        self._newest_episodes = np.zeros((num_env_runners, self.fragment.B), np.int64)
         """Number of the newest episode that may have begun in each slot of each runner."""
         self._version = 0
         self._synced: tuple[Any, int] | None = None
@@ -90,8 +90,8 @@ class EnvRunnerGroup:
                 restarts=restarts,
                 min_runners=min_runners,
             )
-            self._runners.losses.append(self._lost)
-            self._runners.arrivals.append(self._replaced)
+            self._runners.on_failed.append(self._lost)
+            self._runners.on_restored.append(self._replaced)
 
     @property
     def local_worker(self) -> EnvRunner:
@@ -162,7 +162,7 @@ class EnvRunnerGroup:
         if self._runners is None:
             return self.local_worker.sample()
         runners = self._open(self._runners)
-        runners.welcome()
+        runners.restore()
         self._take_in_pushes(runners)
         found = dict[int, Any]()
 
@@ -195,7 +195,7 @@ class EnvRunnerGroup:
             whole = any(policy.replay_schedule is not None for policy in trained_policies(local.policy).values())
         weights, sent, since = None, (-1, -1), dict[int, float]()  # when a runner was asked first, or answered last
         while True:
-            runners.welcome()
+            runners.restore()
             if sent != (now_at := (self._version, local.policy.version)):
                 weights, sent = runners.publish(local.agent), now_at
             for i in runners.alive:
@@ -264,8 +264,8 @@ class EnvRunnerGroup:
         """The fragment. Raises RunnerError where a replacement did not take over its predecessor's slots."""
         if i in self._follows:
             runners.backend.result(self._follows.pop(i), runners.deadline_s)
-        fragment, begun = answer
-        self._begun[i] = np.maximum(self._begun[i], begun)
+        fragment, newest = answer
+        self._newest_episodes[i] = np.maximum(self._newest_episodes[i], newest)
         return fragment
 
     def _take_in_pushes(self, runners: Runners) -> None:
@@ -278,7 +278,7 @@ class EnvRunnerGroup:
         owed = [call for call, j in self._in_flight.items() if j == i]
         for call in owed:
             del self._in_flight[call]
-        self._begun[i] += (len(owed) + 1) * self._plans[i].seating.most_episodes(self.fragment.T)
+        self._newest_episodes[i] += (len(owed) + 1) * self._plans[i].seating.most_episodes(self.fragment.T)
         self._pushes.pop(i, None)
         self._follows.pop(i, None)
 
@@ -286,7 +286,9 @@ class EnvRunnerGroup:
         """Has a replacement go on from the last row of its columns, in episodes that were not begun before."""
         rows = None if self._fragments is None else self._fragments.last_rows(i)
         if rows is not None:
-            self._follows[i] = self.runners.call(i, "follow", rows, self._asked[i], self._begun[i].tolist())
+            most = self._plans[i].seating.most_episodes(self.fragment.T)
+            newest = np.maximum(self._newest_episodes[i], self._asked[i] * most)
+            self._follows[i] = self.runners.call(i, "follow", rows, self._asked[i], newest.tolist())
 
     @property
     def _whole(self) -> Fragments:
