@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import penstock as ps
 from penstock.actors.backend import RunnerError
 from penstock.core.batch import batches_of
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.pool import TABLE_WORDS
 from penstock.envs.toy import EchoAgents, EchoTurns
 from penstock.envs.toy.plumbing import SeedEcho
 from penstock.samplers.runners.settings import RunnerSampler
@@ -163,16 +166,27 @@ def test_a_process_that_dies_after_its_workers_plays_no_episode_twice(
         sampler.shutdown()
 
 
+@dataclass(frozen=True)
+class Tableless(ps.SerialSampler):
+    """Its pool keeps its episode table to itself, as one of a user's own has none."""
+
+    def build(self, *args: Any, shared: Any = None, **kwargs: Any) -> Any:
+        own: Any = SimpleNamespace(memory_fd=shared.memory_fd, activity=shared.activity)
+        own.episode_table = lambda B, evaluation=False: np.zeros((B, TABLE_WORDS), np.int64)
+        return super().build(*args, shared=own, **kwargs)
+
+
 @pytest.mark.parametrize("T", [1, *slow(2)])
 @pytest.mark.parametrize("kind", ["one", "parallel", "turns"])
+@pytest.mark.parametrize("inner", [ps.SerialSampler, Tableless])
 def test_a_process_that_dies_with_many_batches_waiting_plays_no_episode_twice(
-    kind: str, T: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    inner: Any, kind: str, T: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Random steps before the first batch have begun more episodes than it has rows; the batches ahead begin others."""
     monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.0)
     config, seen = config_of(kind, tmp_path / "never"), Opened()
-    inner = ps.SerialSampler(T, B, max_decorrelation_steps=0 if kind == "turns" else 150)
-    sampler = ps.AsyncSerialSampler(inner, depth=12).build(config, SEED)
+    settings = inner(T, B, max_decorrelation_steps=0 if kind == "turns" or inner is Tableless else 150)
+    sampler = ps.AsyncSerialSampler(settings, depth=12).build(config, SEED)
     try:
         sampler.initialize(EchoAgent(sampler.spec) if kind == "one" else agents_of(sampler))
         for k in range(60):
