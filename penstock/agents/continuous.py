@@ -6,7 +6,6 @@ Actors and critics work in [-1, 1]; the record and the environment see the envir
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from penstock.agents.actor_critic import ActorCriticSettings
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import ActionBox, StackedMLP, least
+from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, surely, through
@@ -44,21 +43,18 @@ def control_agent(
             [N, size], the action before tanh. critics: maps observations and actions [N, size] in
             [-1, 1] to Q [k, N] of k critics. Targets are copies.
     """
-    temperature = getattr(settings, "alpha", None)
-    agent = ControlAgent(
+    gaussian = hasattr(settings, "alpha")
+    return ControlAgent(
         spec,
         settings.net,
         settings.discount,
         getattr(settings, "critics", 1),
-        "point" if temperature is None else "gaussian",
+        "gaussian" if gaussian else "point",
         type(settings).__name__,
-        target_actor=temperature is None,
+        target_actor=not gaussian,
         actor=actor,
         own_critics=critics,
     )
-    if agent.log_alpha is not None and temperature not in (None, "auto"):
-        agent.log_alpha.data.fill_(math.log(float(temperature)))
-    return agent
 
 
 class Critics(nn.Module):
@@ -179,6 +175,8 @@ class ControlAgent(Agent):
         self.warm.fill_(float(env_steps < settings.learning_starts))
         if not self._gaussian:
             self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
+        elif self.log_alpha is not None:
+            hold_temperature(self.log_alpha, settings)
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         if noise is not None and surely(self.warm > 0.0):

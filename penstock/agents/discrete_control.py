@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import StackedMLP
+from penstock.agents.critics import StackedMLP, hold_temperature
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
@@ -28,14 +27,11 @@ def discrete_control_agent(
     """The default `agent` of DiscreteSAC, or that agent with networks of your own.
 
     Args:
-        settings: with `net`, `discount`, `critics` and `alpha`.
+        settings: with `net`, `discount` and `critics`.
         actor: maps observations [N, *O], without their mask, to logits [N, A]. critics: to Q [k, N, A] of k critics.
             Targets are copies.
     """
-    agent = DiscreteControlAgent(spec, settings.net, settings.discount, settings.critics, actor, critics)
-    if settings.alpha != "auto":
-        agent.log_alpha.data.fill_(math.log(settings.alpha))
-    return agent
+    return DiscreteControlAgent(spec, settings.net, settings.discount, settings.critics, actor, critics)
 
 
 class ChoiceNetwork(nn.Module):
@@ -113,6 +109,7 @@ class DiscreteControlAgent(Agent):
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
         self.warm.fill_(float(env_steps < settings.learning_starts))
+        hold_temperature(self.log_alpha, settings)
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         if noise is not None and surely(self.warm > 0.0):

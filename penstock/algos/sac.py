@@ -14,7 +14,7 @@ import torch
 from penstock import ops
 from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.core.batch import TrainBatch
-from penstock.core.limits import Count, Number, Positive
+from penstock.core.limits import Count, Number, Positive, Rate
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -106,6 +106,7 @@ class SAC(OffPolicySettings):
     """Settings of SAC."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {"critics"}
 
     actor_lr: Positive | None = None
     """Step size of the actor; None for the critics' `lr`."""
@@ -113,7 +114,7 @@ class SAC(OffPolicySettings):
     """Step size of the temperature; None for the critics' `lr`."""
     target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
-    alpha: Positive | Literal["auto"] = "auto"
+    alpha: Rate | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
     """Entropy in nats, of actions scaled to [-1, 1], that `auto` aims at; None: minus the number of elements."""

@@ -89,16 +89,18 @@ def trainable(agent: Agent) -> list[torch.nn.Parameter]:
     return parameters
 
 
-def scaled_groups(optimizer_fn: OptimizerFn, scales: Mapping[str, float]) -> OptimizerFn:
-    """An `optimizer_fn` whose optimizers have a group for each step size that patterns of names lead to.
+def scaled_groups(optimizer_fn: OptimizerFn) -> OptimizerFn:
+    """An `optimizer_fn` whose optimizers have a group for each pattern in `settings.lr_scales`.
 
-    Args:
-        scales: factor of the step size by a pattern of names, as of `fnmatch`: of a parameter's whole name in the agent
-            or of its end after a dot, so that `encoder.*` is `actor.encoder.*` too. The first that matches counts.
+    A pattern is one of `fnmatch`, of a parameter's whole name in the agent or of its end after a dot, so that
+    `encoder.*` is `actor.encoder.*` too. The first that matches counts.
     """
 
     def scaled(agent: Agent, settings: Any) -> Optimizers:
         optimizers = optimizer_fn(agent, settings)
+        scales: Mapping[str, float] = settings.lr_scales
+        if not scales:
+            return optimizers
         check_optimizers(optimizers)
         names = {id(p): name for name, p in agent.named_parameters()}
         held = [p for x in optimizers.values() for group in x.param_groups for p in group["params"]]
@@ -110,15 +112,16 @@ def scaled_groups(optimizer_fn: OptimizerFn, scales: Mapping[str, float]) -> Opt
                     f"lr_scales[{pattern!r}] matches no parameter that an optimizer holds; expected a pattern of their "
                     f"names or of the ends of these, such as {', '.join(f'{x}.*' for x in sorted(ends)[:4])}"
                 )
-        scale_of = {x: scales[pattern] for pattern in reversed(list(scales)) for x in by_pattern[pattern]}
+        pattern_of = {x: pattern for pattern in reversed(list(scales)) for x in by_pattern[pattern]}
         for optimizer in optimizers.values():
             groups = list(optimizer.param_groups)
             optimizer.param_groups.clear()
             for group in groups:
-                parts: dict[float, list[Tensor]] = {}
+                parts: dict[str | None, list[Tensor]] = {}
                 for p in group["params"]:
-                    parts.setdefault(scale_of.get(id(p), 1.0), []).append(p)
-                for x, parameters in parts.items():
+                    parts.setdefault(pattern_of.get(id(p)), []).append(p)
+                for pattern, parameters in parts.items():
+                    x = 1.0 if pattern is None else scales[pattern]
                     own = {"params": parameters, "lr": x * group["lr"], "lr_scale": x * group.get("lr_scale", 1.0)}
                     optimizer.param_groups.append({**group, **own})
         return optimizers
@@ -343,9 +346,16 @@ class Adam:
         """
         params = list(parameters)
         self.param_groups: list[dict[str, Any]] = [
-            {"params": params, "lr": lr, "betas": betas, "eps": eps, "lr_scale": lr_scale}
+            {
+                "params": params,
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "lr_scale": lr_scale,
+                "weight_decay": weight_decay,
+            }
         ]
-        self._weight_decay, self._kernel = weight_decay, _ADAMW if decoupled else _ADAM
+        self._kernel = _ADAMW if decoupled else _ADAM
         self._params = params  # in whose order the moments are
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
@@ -386,7 +396,7 @@ class Adam:
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
-                weight_decay=self._weight_decay,
+                weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=False,
                 grad_scale=None,

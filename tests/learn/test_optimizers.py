@@ -286,13 +286,13 @@ def test_patterns_of_names_part_the_step_sizes_and_the_first_that_matches_counts
 def test_parted_groups_step_as_optimizers_of_their_own_would(kind: Any):
     a, b = net(), net()
     first, second = b.children()
-    settings = SimpleNamespace(lr=0.01, optimizer=kind)
+    settings = SimpleNamespace(lr=0.01, optimizer=kind, lr_scales={"1.*": 0.25})
     agents = [SimpleNamespace(named_parameters=x.named_parameters, parameters=x.parameters) for x in (a, b)]
 
     def optimizer_fn(agent: Any, settings: Any) -> Any:
         return {"all": make_optimizer(agent.parameters(), settings)}
 
-    parted = scaled_groups(optimizer_fn, {"1.*": 0.25})(agents[0], settings)["all"]  # pyright: ignore
+    parted = scaled_groups(optimizer_fn)(agents[0], settings)["all"]  # pyright: ignore
     alone = [make_optimizer(first.parameters(), settings), make_optimizer(second.parameters(), settings, 0.0025)]
     for step in range(5):
         for module in (a, b):
@@ -301,7 +301,7 @@ def test_parted_groups_step_as_optimizers_of_their_own_would(kind: Any):
         for optimizer in alone:
             optimizer.step()
         assert same(a, b), step
-    again = scaled_groups(optimizer_fn, {"1.*": 0.25})(agents[1], settings)["all"]  # pyright: ignore
+    again = scaled_groups(optimizer_fn)(agents[1], settings)["all"]  # pyright: ignore
     again.load_state_dict(copy.deepcopy(parted.state_dict()))  # torch keeps the tensors it is given
     for step in (5, 6):
         for module, optimizer in ((a, parted), (b, again)):
@@ -322,6 +322,16 @@ def test_scaled_groups_follow_the_schedule_and_come_back_from_a_checkpoint():
     assert parameters_by_rate(other) == rates
     with pytest.raises(CheckpointError, match="lr_scales changed"):
         replace(algo, lr_scales=None).build(spec).load_state_dict(policy.state_dict())
+
+
+def test_factors_change_in_a_run():
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+    policy, twin = (
+        SCALED.build(spec),
+        replace(SCALED, lr_scales={**(SCALED.lr_scales or {}), "actor.mlp.*": 0.5}).build(spec),
+    )
+    policy.taking_settings_of(twin)()
+    assert parameters_by_rate(policy) == parameters_by_rate(twin) != parameters_by_rate(SCALED.build(spec))
 
 
 def test_a_pattern_that_matches_nothing_and_a_factor_that_is_none_are_refused():
