@@ -66,7 +66,11 @@ class Parser(argparse.ArgumentParser):
             "--env-options", nargs="+", default=[], metavar="K=V", help="options that every reset of it is given"
         )
         self.add_argument(
-            "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+            "--wrappers",
+            nargs="*",
+            default=[],
+            metavar="NAME",
+            help="wrappers in order: module:qualname, or Gymnasium's by name, e.g. 'TimeLimit(100)'",
         )
         self.add_argument(
             "--env-drop",
