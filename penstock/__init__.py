@@ -94,7 +94,9 @@ _WHERE = {
     "as_multi_agent": "penstock.core.batch_parts",
     "check_env": "penstock.envs.check",
     "concat_samples": "penstock.core.batch_parts",
+    "control_agent": "penstock.agents.continuous",
     "cosine": "penstock.core.schedule",
+    "discrete_control_agent": "penstock.agents.discrete_control",
     "exponential": "penstock.core.schedule",
     "launch": "penstock.studies.tune",
     "linear": "penstock.core.schedule",
@@ -144,6 +146,8 @@ if TYPE_CHECKING:
     from penstock import ops as ops
     from penstock.agents.actor_critic import ActorCritic as ActorCritic, Output as Output, actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent, ExportableAgent as ExportableAgent
+    from penstock.agents.continuous import control_agent as control_agent
+    from penstock.agents.discrete_control import discrete_control_agent as discrete_control_agent
     from penstock.agents.networks import Net as Net
     from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C

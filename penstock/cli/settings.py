@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import collections.abc
 import json
 import re
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -204,6 +207,7 @@ def _settings(exp: Experiment, rest: list[str]) -> Any:
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
     numbers = tyro.constructors.ConstructorRegistry()
     numbers.primitive_rule(_whole_numbers)
+    numbers.primitive_rule(_importables)
     given, unknown = tyro.cli(
         cls,
         args=rest,
@@ -270,6 +274,22 @@ def _whole_numbers(info: Any) -> Any:
         instance_from_str=number,
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _importables(info: Any) -> Any:
+    """Tyro's rule for settings that may be a callable: a name or `module:NAME`, or JSON of several by key."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    inner = typing.get_args(info.type) if typing.get_origin(info.type) in (typing.Union, types.UnionType) else ()
+    if not any(typing.get_origin(hint) is collections.abc.Callable for hint in inner):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME",
+        instance_from_str=lambda words: json.loads(words[0]) if words[0].startswith("{") else words[0],
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [value if isinstance(value, str) else getattr(value, "__name__", str(value))],
     )
 
 
