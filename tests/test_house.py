@@ -26,7 +26,7 @@ LISTS = {"algos", "cli", "envs/toy"}
 """Folders of alike things, which may hold any number."""
 MAX_UNFORMATTED = 40
 DEPENDENCIES = {
-    "torch", "numpy", "gymnasium", "optree", "tyro", "rich", "psutil", "safetensors", "tensorboard", "cloudpickle", "matplotlib",
+    "torch", "numpy", "gymnasium", "optree", "rich", "psutil", "safetensors", "tensorboard", "cloudpickle", "matplotlib",
 }  # fmt: skip
 WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "select", "poll"}
 BOUNDED_ELSEWHERE = {
@@ -42,6 +42,7 @@ MAY_UNPICKLE = {
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
     ("penstock/samplers/runners/share.py", "unship"): "a runner reads what its own owner sent it",
     ("penstock/samplers/runners/packing.py", "unship"): "the same, of an agent",
+    ("penstock/core/names/declared.py", "eval"): "types and default values in this package's own source",
     ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
     ("penstock/replay/shard.py", "unship"): "a shard reads what its own learner sent it",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",

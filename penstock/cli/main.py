@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 def _ended(args: list[str]) -> int:
     try:
         return _carry_out(args)
-    except SystemExit as end:  # argparse's and tyro's, after help or a message
+    except SystemExit as end:  # argparse's, after help or a message
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)

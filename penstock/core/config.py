@@ -40,9 +40,7 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
     Raises:
         ConfigError: an unknown path (the message names the nearest), or a value of the wrong type.
     """
-    for path, value in changes.items():
-        settings = _override_one(settings, path.split("."), path, value)
-    return settings
+    return _changed(settings, [(path.split("."), path, value) for path, value in changes.items()])
 
 
 def known_names(cls: type[S], *args: object, **given: object) -> S:
@@ -169,31 +167,43 @@ def _of_one(settings: Any, key: str, path: str) -> str:
     return ""
 
 
-def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
-    key, *rest = keys
+def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
+    """The settings with changes (keys, path, value), all at once: checks of several fields see them together."""
+    changed: dict[str, Any] = {}
+    for key in dict.fromkeys(keys[0] for keys, _, _ in changes):
+        mine = [(keys[1:], path, value) for keys, path, value in changes if keys[0] == key]
+        below = [change for change in mine if change[0]]
+        hint = _hint_at(settings, key, mine[0][1], bool(below))
+        new = settings.get(key, {}) if isinstance(settings, Mapping) else getattr(settings, key)
+        for keys, path, value in mine:
+            new = new if keys else _convert(value, hint, path)
+        if below and new is None:  # such as an affinity, which is None by default
+            new = next((choice() for choice in typing.get_args(hint) if dataclasses.is_dataclass(choice)), None)
+        changed[key] = _changed(new, below) if below else new
     if isinstance(settings, Mapping):
-        if rest and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
-            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
-        below = _override_one(settings.get(key, {}), rest, path, value) if rest else value
-        return {**settings, key: below}
+        return {**settings, **changed}
+    if not changed:
+        return settings
     if _is_named_tuple(type(settings)):
-        known = list(settings._fields)
-    elif dataclasses.is_dataclass(settings):
-        known = [f.name for f in dataclasses.fields(settings)]
-    else:
+        return settings._replace(**changed)
+    return dataclasses.replace(settings, **changed)
+
+
+def _hint_at(settings: Any, key: str, path: str, below: bool) -> Any:
+    """The type of a setting. Raises ConfigError if there is none of that name."""
+    if isinstance(settings, Mapping):
+        if below and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
+            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
+        return Any
+    if not (_is_named_tuple(type(settings)) or dataclasses.is_dataclass(settings)):
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
-    if key not in known:
+    hints = _hints(type(settings))
+    if key not in getattr(settings, "_fields", ()) and key not in getattr(settings, "__dataclass_fields__", ()):
         from penstock.core.names.hints import hint
 
         said = _of_one(settings, key, path) or hint(key, type(settings))
         raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {said}")
-    if rest:
-        changed = _override_one(getattr(settings, key), rest, path, value)
-    else:
-        changed = _convert(value, _hints(type(settings))[key], path)
-    if _is_named_tuple(type(settings)):
-        return settings._replace(**{key: changed})  # pyright: ignore[reportAttributeAccessIssue]
-    return dataclasses.replace(settings, **{key: changed})  # pyright: ignore[reportArgumentType]
+    return hints[key]
 
 
 @functools.cache
@@ -309,3 +319,15 @@ def whole(text: str) -> int:
     if abs(found) > _LARGEST:
         raise ValueError(f"{text:.30} takes more than 64 bits")
     return found
+
+
+def split_values(text: str) -> tuple[str, ...]:
+    """The values between commas outside brackets: "linear(1e-3, 0),3e-4" holds two."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return tuple(part.strip() for part in parts)

@@ -314,7 +314,7 @@ def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
     begun: list[Any] = []
     monkeypatch.setattr(forking, "start_ahead", lambda *args: begun.append(args))
     for sampler in ("serial", "cpu"):
-        assert cli("train", "ppo", "--env", "NoSuch-v0", "--sampler", sampler).code
+        assert cli("train", "ppo", "--env", "nowhere:NoSuch", "--sampler", sampler).code
     assert begun == [(ACTING, one_thread_environment())]
 
 
