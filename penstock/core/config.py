@@ -43,7 +43,7 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
     return _changed(settings, [(path.split("."), path, value) for path, value in changes.items()])
 
 
-def known_names(cls: type[S], *args: object, **given: object) -> S:
+def _known_names(cls: type[S], *args: object, **given: object) -> S:
     """The `__new__` of settings: refuses names that they do not have before the dataclass's `__init__` does.
 
     Raises:
@@ -56,6 +56,13 @@ def known_names(cls: type[S], *args: object, **given: object) -> S:
 
             raise ConfigError(f"{cls.__name__} has no setting {name!r}; {hint(name, cls)}")
     return object.__new__(cls)
+
+
+# `inspect.signature` leaves out a `__new__` written in C and shows the fields, which is what a notebook asks for.
+if typing.TYPE_CHECKING:
+    known_names = _known_names
+else:
+    known_names = functools.partial(_known_names).__call__
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:

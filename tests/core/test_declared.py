@@ -46,7 +46,7 @@ def test_types_of_numbers_are_known() -> None:
     """Else a slip in their values would only be found once torch is loaded."""
     open_ = {f"{c.__name__}.{f.name}" for c in CLASSES for f in dataclasses.fields(c) if f.type is Any or f.type == Any | None}
     given = {f"{c.__name__}.{f.name}" for c in CLASSES for f in dataclasses.fields(real(c)) if f.type in ("Any", "Any | None")}
-    assert open_ - given == {"EnvConfig.evaluation", "Experiment.sampler"}
+    assert open_ - given == {"EnvConfig.evaluation", "Experiment.algo", "Experiment.sampler"}
 
 
 def test_limits_and_types_hold() -> None:
