@@ -84,6 +84,21 @@ def check_fields(settings: Any, prefix: str = "") -> None:
             object.__setattr__(settings, f.name, meant)
 
 
+def differences(settings: Any) -> str:
+    """Settings as one would write them, without those at their default: `PPO(lr=0.001, net=Net(hidden=(8,)))`."""
+    if isinstance(settings, Mapping):
+        return f"{{{', '.join(f'{key!r}: {differences(value)}' for key, value in settings.items())}}}"
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        return getattr(settings, "__qualname__", None) or repr(settings)
+    said: list[str] = []
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.repr and value != default:
+            said.append(f"{f.name}={differences(value)}")
+    return f"{type(settings).__name__}({', '.join(said)})"
+
+
 def to_plain(value: Any) -> Any:
     """Settings as JSON data. Dataclasses carry their class, functions their import path; see `unstorable`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

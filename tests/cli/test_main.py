@@ -136,7 +136,8 @@ WRONG = {
     "resume's value": (["resume", "nowhere", "--run.steps"], 2, "--run.steps has 0 values"),
     "eval nothing": (["eval", "nowhere"], 5, "nowhere is no run directory"),
     "eval's option": (["eval", "nowhere", "--episods", "3"], 2, "--episodes"),
-    "plot nothing": (["plot", "nowhere"], 2, "nothing to plot in nowhere"),
+    "plot nothing": (["plot", "nowhere"], 2, "no run in nowhere"),
+    "runs of nothing": (["runs", "nowhere"], 2, "no run in nowhere"),
     "plot's option": (["plot", "nowhere", "--metrc", "x"], 2, "--metric"),
     "launch nothing": (["launch"], 2, "ALGO, or the DIR"),
     "launch without env": (["launch", "ppo", "--dir", "x"], 2, "--env is missing"),
@@ -186,7 +187,6 @@ QUICK = {
     "help of a sampler": ["train", "dqn", "--sampler", "async", "--sampler.inner", "cpu", "--help"],
     "record nothing": ["record", "nowhere", "--dataset", "x"],
     "replay nothing": ["replay", "info", "nowhere"],
-    "runs nothing": ["runs", "nowhere"],
     "config nothing": ["train", "--config", "nowhere.toml"],
     "preset file nothing": ["train", "ppo", "--env", "CartPole-v1", "--preset-file", "nowhere.toml"],
 }

@@ -60,6 +60,19 @@ def texts(cls: type) -> dict[str, str]:
     return {f.name: found.get(f.name, "") for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
 
 
+class FieldTexts:
+    """The `__doc__` of a settings class with the texts of its fields, made when it is read: by help() or a notebook."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls, self._doc = cls, cls.__doc__
+
+    def __get__(self, instance: object, owner: type) -> str | None:
+        if owner is not self._cls:
+            return owner.__dict__.get("__doc__")
+        found = [f"    {name}: {text}" for name, text in texts(owner).items() if text]
+        return "\n".join([inspect.cleandoc(self._doc or ""), "", "Args:", *found]) if found else self._doc
+
+
 def _texts_in_source(cls: type) -> dict[str, str]:
     try:
         tree = ast.parse(inspect.cleandoc(inspect.getsource(cls)))
