@@ -42,7 +42,7 @@ def settings_help(settings: Mapping[str, Any], whole: bool) -> str:
     groups: dict[str, list[str]] = {}
     left_out = 0
     for name, part in settings.items():
-        for path, cls, field, value in _fields(part, name):
+        for path, cls, value in _fields(part, name):
             at, _, leaf = path.rpartition(".")
             own = at == "algo" and leaf in vars(cls).get("__annotations__", ())
             if whole or own or leaf in _USUAL.get(at, ()):
@@ -62,16 +62,16 @@ def settings_help(settings: Mapping[str, Any], whole: bool) -> str:
     return "\n".join(lines)
 
 
-def _fields(settings: Any, path: str) -> list[tuple[str, type, Any, Any]]:
-    """(path, class, field, value) of each setting, those of settings inside them after the others."""
-    found: list[tuple[str, type, Any, Any]] = []
+def _fields(settings: Any, path: str) -> list[tuple[str, type, Any]]:
+    """(path, class, value) of each setting, those of settings inside them after the others."""
+    found: list[tuple[str, type, Any]] = []
     below: list[tuple[str, Any]] = []
     for field in fields(settings):
         value = getattr(settings, field.name)
         if is_dataclass(value):
             below.append((f"{path}.{field.name}", value))
         else:
-            found.append((f"{path}.{field.name}", type(settings), field, value))
+            found.append((f"{path}.{field.name}", type(settings), value))
     return found + [one for where, value in below for one in _fields(value, where)]
 
 

@@ -266,7 +266,7 @@ def _changed(settings: Mapping[str, Any], rest: Sequence[str]) -> Mapping[str, A
             continue  # of another package, and not loaded yet
         found = located(settings, option)
         if found is None or found[0] in settings:
-            known = [path for name in settings for path in _options(settings[name], f"--{name}")]
+            known = [path for name in settings for path in options(settings[name], f"--{name}")]
             train_parser().refuse(option or words[0], known, [type(value) for value in settings.values()])
         if option == "--run.seed" and "," in (seeds := "".join(words)):
             raise ConfigError(f"--run.seed {seeds}: one run has one seed; for a run with each of them, --seeds {seeds}")
@@ -281,14 +281,14 @@ def _of_sampler(rest: Sequence[str]) -> dict[str, str]:
     return {option[2:].replace("-", "_"): value for option, value in pairs if option.startswith("--sampler.")}
 
 
-def _options(settings: Any, path: str) -> list[str]:
+def options(settings: Any, path: str) -> list[str]:
     """The options of a settings dataclass and of those within it, each as `--algo.net.hidden`."""
     found: list[str] = []
     for f in fields(settings):
         value, name = getattr(settings, f.name), f"{path}.{f.name}"
         if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
             for key, below in value.items():
-                found += _options(below, f"{name}.{key}")
+                found += options(below, f"{name}.{key}")
         else:
-            found += _options(value, name) if is_dataclass(value) else [name]
+            found += options(value, name) if is_dataclass(value) else [name]
     return found

@@ -108,7 +108,9 @@ def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
     if len(data) < 9 or data[8:9] != b"{" or size > _LARGEST_HEADER:
         raise CheckpointError(f"{path} is no safetensors file; expected one that policy.save(path) wrote")
     if len(data) < 8 + size:
-        raise CheckpointError(f"{path} is cut short: it has {len(data):,} bytes, and its header alone more; copy it again")
+        raise CheckpointError(
+            f"{path} is cut short: it has {len(data):,} bytes, and its header alone more; copy it again"
+        )
     try:
         header = json.loads(data[8 : 8 + size])
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]

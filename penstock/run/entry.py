@@ -239,9 +239,7 @@ def _load(
     return _policy(stored, checkpoint.policy, again, device), checkpoint.step
 
 
-def _policy(
-    stored: StoredConfig, parameters: Mapping[str, Tensor], again: Supplied, device: str = "cpu"
-) -> AnyPolicy:
+def _policy(stored: StoredConfig, parameters: Mapping[str, Tensor], again: Supplied, device: str = "cpu") -> AnyPolicy:
     """The policy with these parameters; one of a stranger's makes no tensor that is larger than all that are stored."""
     algo = stored.algorithm(again)
     with as_checkpoint_error(stored.path):

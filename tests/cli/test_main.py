@@ -190,7 +190,14 @@ QUICK = {
     "config nothing": ["train", "--config", "nowhere.toml"],
     "preset file nothing": ["train", "ppo", "--env", "CartPole-v1", "--preset-file", "nowhere.toml"],
 }
-KNOWS_IDS = {"environment", "preset", "preset's algorithm", "run directory without a name", "trace", "bench's environment"}
+KNOWS_IDS = {
+    "environment",
+    "preset",
+    "preset's algorithm",
+    "run directory without a name",
+    "trace",
+    "bench's environment",
+}
 KNOWS_IDS |= {"no such env", "launch's environment", "launch's value"}
 """Those that ask Gymnasium which ids there are, after all else is found right."""
 
@@ -218,7 +225,9 @@ for case, argv in {QUICK!r}.items():
     assert done.returncode == 0, done.stderr
     loaded = dict(json.loads(path.read_text()) for path in tmp_path.iterdir())
     assert loaded.keys() == QUICK.keys()
-    assert not {case: found for case, found in loaded.items() if set(found) - ({"gymnasium"} if case in KNOWS_IDS else set())}
+    assert not {
+        case: found for case, found in loaded.items() if set(found) - ({"gymnasium"} if case in KNOWS_IDS else set())
+    }
 
 
 @pytest.mark.parametrize("command", sorted({argv[0] for argv, _, _ in WRONG.values()}))

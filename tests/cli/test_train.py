@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.algos import ALGOS
+from penstock.cli.settings import declared_settings, options as options_of
 from penstock.processes import forking
 from penstock.processes.python import one_thread_environment
 from penstock.run.bench.search import BenchmarkResult, Row, base_sampler, with_settings
@@ -18,21 +20,42 @@ from tests.cli.short import QUIET, SHORT, Cli, config, metrics
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
-def test_help_of_an_algorithm_shows_every_setting(cli: Cli) -> None:
-    said = cli("train", "ppo", "--help")
-    assert said.code == 0
+def settings_of(algo: str) -> list[str]:
+    settings = declared_settings(algo, "async", "cpu")
+    return [path for name, part in settings.items() for path in options_of(part, f"--{name}")]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_help_is_short_and_grouped_and_whole_on_demand(algo: str, cli: Cli) -> None:
+    short, whole = (
+        cli("train", algo, "--sampler", "async", "--sampler.inner", "cpu", word) for word in ("--help", "--help-all")
+    )
+    assert (short.code, whole.code, short.err, whole.err) == (0, 0, "", "")
     for option in (
-        "--algo.lr",
-        "--algo.net.hidden",
-        "--sampler.B",
-        "--run.steps",
-        "--run.stop",
+        "--env ",
+        "--run.steps INT",
+        "--run.stop KEY VALUE",
+        "--sampler.inner.workers INT",
         "--seeds",
-        "--env-kwargs",
         "--init",
     ):
-        assert option in said.out
-    assert "--algo.alpha" not in said.out
+        assert option in short.out, option
+    every = settings_of(algo)
+    assert [option for option in every if f"  {option} " not in whole.out and f"  {option}\n" not in whole.out] == []
+    missing = [option for option in every if f"  {option} " not in short.out]
+    assert f"\n{len(missing)} more settings, and all texts in full: --help-all\n" in short.out
+    assert len(short.out.splitlines()) < 0.6 * len(whole.out.splitlines())
+    assert f"\nalgorithm ({declared_settings(algo, None, None)['algo'].__class__.__name__}):\n" in short.out
+    assert "--algo.alpha" not in cli("train", "ppo", "--help-all").out
+
+
+def test_help_of_an_algorithm_of_ones_own(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from dataclasses import dataclass\nimport penstock as ps\n@dataclass(frozen=True)\nclass Own(ps.PPO):\n"
+    (tmp_path / "own_help.py").write_text(f'{text}    extra: float = 2.5\n    """A number of mine. More of it."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    said = cli("train", "own_help:Own", "--help")
+    assert "  --algo.extra NUMBER         A number of mine [2.5]\n" in said.out and "algorithm (Own):" in said.out
+    assert "  --algo.lr NUMBER|SCHEDULE" in said.out
 
 
 # train

@@ -31,7 +31,9 @@ def plain(value: Any) -> Any:
 def test_fields_types_defaults_and_texts_are_those_of_the_class(cls: Any) -> None:
     other = real(cls)
     assert [f.name for f in dataclasses.fields(cls)] == [f.name for f in dataclasses.fields(other)]
-    assert [base.__name__ for base in cls.__mro__] == [b.__name__ for b in other.__mro__ if b.__name__ not in ("Protocol", "Generic")]
+    assert [base.__name__ for base in cls.__mro__] == [
+        b.__name__ for b in other.__mro__ if b.__name__ not in ("Protocol", "Generic")
+    ]
     hints = typing.get_type_hints(other, include_extras=True)
     for f, g in zip(dataclasses.fields(cls), dataclasses.fields(other)):
         if f.type is not Any and not any(word in str(hints[g.name]) for word in ("Callable", "penstock")):
@@ -44,14 +46,28 @@ def test_fields_types_defaults_and_texts_are_those_of_the_class(cls: Any) -> Non
 
 def test_types_of_numbers_are_known() -> None:
     """Else a slip in their values would only be found once torch is loaded."""
-    open_ = {f"{c.__name__}.{f.name}" for c in CLASSES for f in dataclasses.fields(c) if f.type is Any or f.type == Any | None}
-    given = {f"{c.__name__}.{f.name}" for c in CLASSES for f in dataclasses.fields(real(c)) if f.type in ("Any", "Any | None")}
+    open_ = {
+        f"{c.__name__}.{f.name}"
+        for c in CLASSES
+        for f in dataclasses.fields(c)
+        if f.type is Any or f.type == Any | None
+    }
+    given = {
+        f"{c.__name__}.{f.name}"
+        for c in CLASSES
+        for f in dataclasses.fields(real(c))
+        if f.type in ("Any", "Any | None")
+    }
     assert open_ - given == {"EnvConfig.evaluation", "Experiment.algo", "Experiment.sampler"}
 
 
 def test_limits_and_types_hold() -> None:
     ppo = declared("penstock.algos.ppo:PPO")()
     assert override(ppo, {"net.hidden": ["8", "9"], "lr": "linear(1e-3, 0)"}).net.hidden == (8, 9)
-    for path, value, said in (("discount", 1.5, "0 to 1"), ("lr", "linear(1", "not understood"), ("epochs", "many", "whole")):
+    for path, value, said in (
+        ("discount", 1.5, "0 to 1"),
+        ("lr", "linear(1", "not understood"),
+        ("epochs", "many", "whole"),
+    ):
         with pytest.raises(ConfigError, match=said):
             override(ppo, {path: value})

@@ -22,7 +22,10 @@ from penstock.learn.policy_set import parameters
 NET = ps.Net(hidden=(8,))
 ALONE: dict[str, tuple[str, Any]] = {
     "PPO, normalised": ("CartPole-v1", ps.PPO(net=ps.Net(hidden=(8,), normalize_obs=True, normalize_reward=True))),
-    "PPO, LSTM": ("CartPole-v1", ps.PPO(net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8), lr="linear(1e-3, 0)")),
+    "PPO, LSTM": (
+        "CartPole-v1",
+        ps.PPO(net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8), lr="linear(1e-3, 0)"),
+    ),
     "A2C, GRU with its action": ("CartPole-v1", ps.A2C(net=ps.Net(hidden=(8,), recurrent="gru", prev_action=True))),
     "SAC": ("Pendulum-v1", ps.SAC(net=NET)),
     "DQN, noisy": ("CartPole-v1", ps.DQN(net=NET, noisy=True)),
@@ -99,7 +102,9 @@ def with_content(**changes: Any) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         size = int.from_bytes(data[:8], "little")
         text = json.loads(data[8 : 8 + size])["__metadata__"]["penstock"]
-        return safetensors.torch.save(safetensors.torch.load(data), {"penstock": json.dumps({**json.loads(text), **changes})})
+        return safetensors.torch.save(
+            safetensors.torch.load(data), {"penstock": json.dumps({**json.loads(text), **changes})}
+        )
 
     return change
 
@@ -110,12 +115,17 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut in its header": (cut(40), "is cut short: it has 40 bytes, and its header alone more; copy it again"),
     "cut in its weights": (lambda data: data[:-7], r"is cut short: it has [\d,]+ of [\d,]+ bytes; copy it again"),
     "a bit flipped": (flipped, "is damaged .*its weights are not those that were saved.*copy it again"),
-    "weights alone": (lambda data: safetensors.torch.save(safetensors.torch.load(data)), "no header of penstock; expected"),
+    "weights alone": (
+        lambda data: safetensors.torch.save(safetensors.torch.load(data)),
+        "no header of penstock; expected",
+    ),
     "another format": (with_content(format=9), "format 9; this penstock reads format 1"),
     "no settings": (with_content(algo=7), "is damaged"),
     "no space": (with_content(spec={"obs": 1, "action": 1, "agents": 1}), "not a stored spec"),
     "another network": (
-        with_content(algo={"class": "penstock.algos.ppo:PPO", "net": {"class": "penstock.agents.networks:Net", "hidden": [9]}}),
+        with_content(
+            algo={"class": "penstock.algos.ppo:PPO", "net": {"class": "penstock.agents.networks:Net", "hidden": [9]}}
+        ),
         "do not fit",
     ),
 }
@@ -156,7 +166,7 @@ def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(
 
     path = built("CartPole-v1", own_algo.Own(net=NET)).save(tmp_path / "a.safetensors")
     monkeypatch.delitem(sys.modules, "own_algo")
-    with pytest.raises(ps.CheckpointError, match="own_algo:Own.*--trust"):
+    with pytest.raises(ps.CheckpointError, match=r"own_algo:Own.*--trust"):
         ps.load(path)
     assert "own_algo" not in sys.modules
     assert type(ps.load(path, trust=True).algorithm).__name__ == "Own"
@@ -175,7 +185,9 @@ def test_settings_that_cannot_build_are_refused(tmp_path: Path) -> None:
         policy.save(tmp_path / "a.safetensors")
 
 
-@pytest.mark.parametrize("net", [ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True)])
+@pytest.mark.parametrize(
+    "net", [ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8, prev_action=True, prev_reward=True)]
+)
 def test_rows_that_start_an_episode_forget_and_the_others_do_not(net: ps.Net) -> None:
     policy = built("CartPole-v1", ps.PPO(net=net))
     obs = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -199,5 +199,11 @@ def _shown(value: Any) -> str:
         return "-"
     if isinstance(value, int):
         return f"{value:,}"
-    text = f"{value:,.3g}" if isinstance(value, float) and abs(value) < 100 else f"{value:,.1f}" if isinstance(value, float) else str(value)
+    text = (
+        f"{value:,.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else f"{value:,.1f}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return printable(text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}", kept="")
