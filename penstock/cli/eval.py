@@ -48,6 +48,7 @@ def run(argv: list[str]) -> int:
         metavar="N",
         help="the same of an exploiter trained for N steps, as a lower bound, in any environment of many agents",
     )
+    parser.rare("--seats", "--exploit", "--exploit-steps", "--video-episodes", "--slots", "--max-steps")
     args = parser.parse_args(argv)
     if args.seats and not args.against:
         raise ConfigError(f"--seats {' '.join(args.seats)} without --against; a run by itself plays all agents")

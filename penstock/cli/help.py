@@ -43,6 +43,8 @@ def settings_help(settings: Mapping[str, Any], whole: bool) -> str:
     left_out = 0
     for name, part in settings.items():
         for path, cls, value in _fields(part, name):
+            if path == "algo.agent":  # an option of `train` itself
+                continue
             at, _, leaf = path.rpartition(".")
             own = at == "algo" and leaf in vars(cls).get("__annotations__", ())
             if whole or own or leaf in _USUAL.get(at, ()):

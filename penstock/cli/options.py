@@ -111,6 +111,7 @@ class Parser(argparse.ArgumentParser):
             metavar="KEY",
             help="key of the info that holds an action mask; '' for none (default: a method action_masks(), if any)",
         )
+        self.rare("--env-options", "--env-drop", "--env-text", "--env-mask")
 
     def add_trust(self, of: str = "RUN") -> None:
         """Adds --trust, which `open_run` and all that opens a run take."""
@@ -127,6 +128,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--env", metavar="ID", help="play in another environment (default: that of its evaluations)")
         self.add_environment()
         self.add_trust()
+        self.rare("--trust")
 
 
 class _Help(argparse.Action):

@@ -107,6 +107,10 @@ def train_parser() -> Parser:
         "policy: --init a=RUN, or --init c=RUN:b from that run's policy b",
     )
     parser.add_trust("the run of --init, or the file of --config or --preset-file,")
+    parser.rare(
+        "--info-keys", "--env-checks", "--env-state", "--preset-file", "--eval-env", "--eval-env-kwargs", "--algo.agent",
+        "--trust",
+    )  # fmt: skip
     return parser
 
 

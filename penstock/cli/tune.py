@@ -349,4 +349,5 @@ def _parser(name: str) -> Parser:
         "--confirm", type=number_from_0, default=0, metavar="N", help="then train the best settings with N other seeds"
     )
     parser.add_trust("DIR")
+    parser.rare("--suggest", "--interval", "--eta", "--address", "--cpus", "--retries", "--trust")
     return parser

@@ -72,7 +72,10 @@ def typed(words: Sequence[str], hint: Any, option: str) -> Any:
     if word is not None and word.lower() == "none" and type(None) in kinds:
         return None
     if word is not None and word[:1] in ("[", "{"):
-        return _json(word, option)
+        from penstock.core.config import override  # it loads numpy, which help does not need
+
+        value, inner = _json(word, option), next(filter(is_dataclass, kinds), None)
+        return override(inner(), value) if inner is not None and isinstance(value, Mapping) else value
     if many and not (word is not None and (_NUMBERS.fullmatch(word) or word in _literals(kinds))):
         return list(words)
     return _number(word) if float in origins and word is not None else word

@@ -40,13 +40,14 @@ def test_help_is_short_and_grouped_and_whole_on_demand(algo: str, cli: Cli) -> N
         "--init",
     ):
         assert option in short.out, option
-    every = settings_of(algo)
+    every = [option for option in settings_of(algo) if option != "--algo.agent"]  # which is one of `train` itself
     assert [option for option in every if f"  {option} " not in whole.out and f"  {option}\n" not in whole.out] == []
     missing = [option for option in every if f"  {option} " not in short.out]
     assert f"\n{len(missing)} more settings, and all texts in full: --help-all\n" in short.out
     assert len(short.out.splitlines()) < 0.6 * len(whole.out.splitlines())
     assert f"\nalgorithm ({declared_settings(algo, None, None)['algo'].__class__.__name__}):\n" in short.out
     assert "--algo.alpha" not in cli("train", "ppo", "--help-all").out
+    assert "--env-mask" not in short.out and "--env-mask" in whole.out and "--algo.agent" in whole.out
 
 
 def test_help_of_an_algorithm_of_ones_own(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
