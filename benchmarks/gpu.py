@@ -35,8 +35,8 @@ from turns import write
 
 import penstock as ps
 from penstock.core import VERSION
-from penstock.learn.computing import compute
 from penstock.learn.optimizers import gradients_of
+from penstock.learn.precision import compute
 from penstock.learn.train_ops import as_tensors, samples
 from penstock.run.trainer import Trainer
 

@@ -43,7 +43,7 @@ from penstock.core import VERSION
 from penstock.core.errors import PenstockError
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy.crashes import CrashEnv
-from penstock.processes.killing import MARK, new_mark
+from penstock.processes.termination import MARK, new_mark
 from penstock.studies.slots.slots import make_slots
 from penstock.studies.trial import has_checkpoint
 from penstock.testing.samplers import EchoAgent, bits

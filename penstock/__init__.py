@@ -91,9 +91,9 @@ _WHERE = {
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
     "adam": "penstock.learn.optimizers",
-    "as_multi_agent": "penstock.core.joining",
+    "as_multi_agent": "penstock.core.batch_parts",
     "check_env": "penstock.envs.check",
-    "concat_samples": "penstock.core.joining",
+    "concat_samples": "penstock.core.batch_parts",
     "cosine": "penstock.core.schedule",
     "launch": "penstock.studies.tune",
     "linear": "penstock.core.schedule",
@@ -111,13 +111,13 @@ _WHERE = {
     "Runs": "penstock.run.plots.run_table",
     "runs": "penstock.run.plots.run_table",
     "rmsprop": "penstock.learn.optimizers",
-    "split_by_episode": "penstock.core.joining",
-    "timeslices": "penstock.core.joining",
+    "split_by_episode": "penstock.core.batch_parts",
+    "timeslices": "penstock.core.batch_parts",
     "train": "penstock.run.loop",
     "train_one_step": "penstock.learn.train_ops",
     "trainable": "penstock.studies.ray_tune",
     "tune": "penstock.studies.tune",
-    "wrap_as_needed": "penstock.core.joining",
+    "wrap_as_needed": "penstock.core.batch_parts",
 }
 _MODULES = (
     "actors",
@@ -167,6 +167,13 @@ if TYPE_CHECKING:
         SampleBatch as SampleBatch,
         TrainBatch as TrainBatch,
     )
+    from penstock.core.batch_parts import (
+        as_multi_agent as as_multi_agent,
+        concat_samples as concat_samples,
+        split_by_episode as split_by_episode,
+        timeslices as timeslices,
+        wrap_as_needed as wrap_as_needed,
+    )
     from penstock.core.config import override as override
     from penstock.core.errors import (
         CheckpointError as CheckpointError,
@@ -176,13 +183,6 @@ if TYPE_CHECKING:
         LearnerLostError as LearnerLostError,
         NonFiniteError as NonFiniteError,
         PenstockError as PenstockError,
-    )
-    from penstock.core.joining import (
-        as_multi_agent as as_multi_agent,
-        concat_samples as concat_samples,
-        split_by_episode as split_by_episode,
-        timeslices as timeslices,
-        wrap_as_needed as wrap_as_needed,
     )
     from penstock.core.placement import Placement as Placement
     from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear

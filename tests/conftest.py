@@ -22,7 +22,7 @@ import torch
 import penstock as ps
 from penstock.core.config import to_plain
 from penstock.envs.check import check_env
-from penstock.workers import checking
+from penstock.workers import env_check
 from tests.forked import forked, launched, no_segment_left
 
 __all__ = ["forked", "launched", "no_segment_left"]
@@ -33,8 +33,8 @@ torch.set_num_threads(1)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.pop("PENSTOCK_TRUST", None)
-really_apart = checking._apart
-checking._apart = lambda config, parts, seed, settings: check_env(config, seed=seed)
+really_apart = env_check._apart
+env_check._apart = lambda config, parts, seed, settings: check_env(config, seed=seed)
 """The environments of tests are checked in the test's process, which saves 0.2 s of each run; see `apart`."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -205,7 +205,7 @@ def left_of() -> Callable[[list[psutil.Process]], list[psutil.Process]]:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments are checked in processes of their own, as users' are."""
-    monkeypatch.setattr(checking, "_apart", really_apart)
+    monkeypatch.setattr(env_check, "_apart", really_apart)
 
 
 @pytest.fixture(autouse=True)

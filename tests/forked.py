@@ -26,20 +26,20 @@ from penstock.processes import child
 from penstock.processes.tie import settle
 from penstock.samplers import cpu
 from penstock.studies.slots import slot_process
-from penstock.workers.checking import CheckingProcess
+from penstock.workers.env_check import CheckingProcess
 from penstock.workers.host import run_process
 
 MAINS: dict[str, Callable[[], None]] = {
     "penstock.workers.env_worker": partial(run_process, penstock.workers.env_worker.SamplingProcess),
     "penstock.samplers.async_process": partial(run_process, penstock.samplers.async_process.AsyncHost),
-    "penstock.workers.checking": partial(run_process, CheckingProcess),
+    "penstock.workers.env_check": partial(run_process, CheckingProcess),
     "penstock.actors.runner_process": runner_process.main,
     "penstock.studies.slots.slot_process": slot_process.main,
 }
 
 
 class Forked:
-    """Stands for `subprocess.Popen`: a copy of this process that does what `python -m MODULE BOOT` would do."""
+    """Stands for `subprocess.Popen`: a copy of this process that does what `python -m MODULE SPAWN_ARGS` would do."""
 
     started: ClassVar[list[Forked]] = []
 
@@ -78,9 +78,9 @@ class Forked:
 
     @staticmethod
     def _main(args: Sequence[str]) -> int:
-        module, boot, *_ = args[args.index("penstock.processes.tie") + 1 :]
-        settle(json.loads(boot))
-        sys.argv = [module, boot]
+        module, spawn_args, *_ = args[args.index("penstock.processes.tie") + 1 :]
+        settle(json.loads(spawn_args))
+        sys.argv = [module, spawn_args]
         try:
             MAINS[module]()
         except SystemExit as ended:

@@ -18,7 +18,7 @@ from tests.parsed import PACKAGE, ROOT, code_lines, named_calls, nodes, text_of
 
 OTHERS = sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 EVERY = (*PACKAGE, *OTHERS)
-CODE_LINES = 37_900
+CODE_LINES = 38_010
 """Of the package, at most. Growth is not free: who needs more raises it, and says what it buys."""
 MAX_WIDTH = 120
 MAX_FILES = 17
@@ -32,16 +32,19 @@ WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "sel
 BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
     ("penstock/testing/pools.py", "pool.recv"): "the same",
-    ("penstock/learn/columns.py", "_present.get"): "ContextVar.get returns at once",
+    ("penstock/learn/slot_partition.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
 }
 MAY_UNPICKLE = {
-    ("penstock/processes/shipping.py", "cloudpickle.loads"): "the one place in which what has travelled is unpickled",
+    (
+        "penstock/processes/serialization.py",
+        "cloudpickle.loads",
+    ): "the one place in which what has travelled is unpickled",
     ("penstock/workers/host.py", "unship"): "a child process reads what its own parent left in a memfd",
-    ("penstock/workers/checking.py", "unship"): "the same",
+    ("penstock/workers/env_check.py", "unship"): "the same",
     ("penstock/actors/runner_process.py", "unship"): "the same, by a socket pair",
     ("penstock/samplers/runners/share.py", "unship"): "a runner reads what its own owner sent it",
-    ("penstock/samplers/runners/packing.py", "unship"): "the same, of an agent",
+    ("penstock/samplers/runners/agent_bytes.py", "unship"): "the same, of an agent",
     ("penstock/core/names/declared.py", "eval"): "types and default values in this package's own source",
     ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
     ("penstock/replay/shard.py", "unship"): "a shard reads what its own learner sent it",

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.actors.addresses import (
-    Found,
+    ClusterAddress,
     find_cluster,
     listeners_of,
     require_loopback,
 )
 from penstock.actors.guard import end_cluster, start_guard
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.processes.killing import MARK, new_mark
 from penstock.processes.python import ONE_THREAD
+from penstock.processes.termination import MARK, new_mark
 
 MIN_STORE_BYTES = 80 << 20
 """Smallest object store that Ray accepts, with some to spare."""
@@ -184,7 +184,7 @@ def _start(ray: Any, num_cpus: int | None, store_bytes: int) -> Cluster:
         return cluster
 
 
-def _join(ray: Any, found: Found) -> Cluster:
+def _join(ray: Any, found: ClusterAddress) -> Cluster:
     before = set(listeners_of(os.getpid(), children=False))
     with contextlib.ExitStack() as undo:
         undo.enter_context(_environment(_settings(found.address)))

@@ -14,15 +14,15 @@ import penstock.actors.note as note
 from penstock.actors.link import Packet, placed, receive, send
 from penstock.core.errors import words_of
 from penstock.core.wire import encode
-from penstock.processes.shipping import unship
+from penstock.processes.serialization import unship
 
 
 def main() -> None:
     """Serves the calls that come by the link which the command line names, until its owner closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    boot = json.loads(sys.argv[1])
-    note.take(boot["note"])
-    link = socket.socket(fileno=boot["link"])
+    spawn_args = json.loads(sys.argv[1])
+    note.take(spawn_args["note"])
+    link = socket.socket(fileno=spawn_args["link"])
     link.set_inheritable(False)
     first = receive(link)
     if first is None:

@@ -47,7 +47,7 @@ def experiment_from(
         ConfigError: no such file, a setting that is unknown or of the wrong type, or a TOML file that names code and is
             not trusted. CheckpointError: a damaged run, or one that is not trusted.
     """
-    from penstock.run.files.stored import CONFIG, Supplied, read_config, stored_modules  # it loads torch
+    from penstock.run.files.stored_experiment import CONFIG, Supplied, read_config, stored_modules  # it loads torch
 
     path = Path(path)
     if os.path.isdir(path) or path.name == CONFIG:

@@ -290,7 +290,7 @@ def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
 
 
 def _stored_modules(run: str, trust: bool) -> set[str]:
-    from penstock.run.files.stored import stored_modules  # it loads torch
+    from penstock.run.files.stored_experiment import stored_modules  # it loads torch
 
     return stored_modules(Path(run), trust)
 

@@ -38,9 +38,9 @@ def run(argv: list[str]) -> int:
     from rich.table import Column, Table
     from rich.text import Text
 
-    from penstock.run.files.stored import as_checkpoint_error
+    from penstock.run.files.stored_experiment import as_checkpoint_error
     from penstock.run.progress import print_summary
-    from penstock.run.replays.stored import fields, open_replay, open_replays, summary
+    from penstock.run.replays.stored_replay import fields, open_replay, open_replays, summary
 
     path = Path(args.path)
     replays = open_replays(path, args.which)

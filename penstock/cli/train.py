@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
     check_early(algo, args, rest)
     if args.sampler != "cpu":
         return _train(algo, args, rest)
-    from penstock.processes.forking import end_ahead, start_ahead
+    from penstock.processes.fork_client import end_ahead, start_ahead
     from penstock.processes.python import one_thread_environment
     from penstock.samplers import ACTING
 

@@ -9,6 +9,8 @@ import sys
 import typing
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
+
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule, check_schedules, schedule_ends
@@ -88,6 +90,16 @@ def check_limits(settings: Any, prefix: str = "") -> None:
         if not all(map(limit.holds, value if isinstance(value, tuple) else (value,))):
             raise ConfigError(
                 f"{prefix}{name}={value}; expected {limit}" + ", finite" * (value == math.inf and limit.low == 0)
+            )
+
+
+def require_whole(least: int, **given: Any) -> None:
+    """For the arguments of a function: raises ConfigError unless each is None or a whole number, `least` or more."""
+    for name, value in given.items():
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= least):
+            raise ConfigError(
+                f"{name}={value!r:.60} ({type(value).__name__}); expected a whole number, {least} or more"
             )
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
 from penstock.core.files import has_controls, open_stored, read_stored, require_inside
-from penstock.core.mapped import map_npy
+from penstock.core.memmap import map_npy
 from penstock.core.spec import MASK_KEY, EnvSpec
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten, tree_without
 from penstock.datasets.episode import (

@@ -14,10 +14,10 @@ import numpy as np
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, PenstockError, nearest, words_of
 from penstock.core.spec import MASK_KEY, STATE_KEY, EnvSpec, LeafSpec, choices, describe
 from penstock.core.tree import Tree, is_leaf
-from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig, StateOf
 from penstock.envs.pettingzoo import AgentsEnv, agents_of, is_agents_env, takes_turns
 from penstock.envs.seats import AgentSpecs, Seating
+from penstock.envs.shutdown import close_env
 from penstock.envs.spaces import action_dtypes, leaf_spec, space_to_spec
 from penstock.envs.wrappers import flat_mask
 

@@ -24,7 +24,6 @@ from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tr
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.agent_observations import read_agents
 from penstock.envs.check_agents import check_agents
-from penstock.envs.closing import close_env
 from penstock.envs.conform.notes import mask_note, stateful_note
 from penstock.envs.conform.values import NOT_YOURS
 from penstock.envs.contract import (
@@ -37,6 +36,7 @@ from penstock.envs.contract import (
 from penstock.envs.make import AnyEnv, EnvConfig, as_env_config
 from penstock.envs.pettingzoo import is_agents_env
 from penstock.envs.seats import AgentSpecs
+from penstock.envs.shutdown import close_env
 from penstock.envs.spaces import action_dtypes, env_spec
 
 _PRELUDE_STEPS = 3

@@ -23,7 +23,7 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.envs.actions import action_noise_size, sample_action
 from penstock.envs.contract import describe_violation
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many.hosting import seating_of
+from penstock.envs.pools.many.agent_envs import seating_of
 from penstock.envs.pools.simultaneous import SimultaneousPool
 from penstock.envs.pools.slot_envs import offers_state
 from penstock.envs.pools.turns import TurnPool

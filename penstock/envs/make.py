@@ -27,7 +27,6 @@ from penstock.core.errors import (
 from penstock.core.spec import EnvSpec
 from penstock.envs.agents_wrappers import shown_agents
 from penstock.envs.builtin import is_attribute
-from penstock.envs.closing import close_env
 from penstock.envs.contract import Checks
 from penstock.envs.ids import (
     OLD_GYM,
@@ -42,6 +41,7 @@ from penstock.envs.ids import (
 )
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
+from penstock.envs.shutdown import close_env
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, give_options, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"

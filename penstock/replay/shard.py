@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.machine import free_memory
 from penstock.core.tree import tree_leaves
-from penstock.processes.shipping import unship, versions
+from penstock.processes.serialization import unship, versions
 from penstock.replay.columns import Array, Rows
 
 PACKAGES = ("numpy",)
@@ -25,7 +25,7 @@ class ReplayShard:
     """A `Storage` of some slots, which are counted from 0 here, and the view that makes samples of it.
 
     Args:
-        payload: StoragePlan, View and number of slots, by `penstock.processes.shipping.ship`.
+        payload: StoragePlan, View and number of slots, by `penstock.processes.serialization.ship`.
 
     Raises:
         ConfigError: there is no room.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ConfigError
-from penstock.core.mapped import chunks, releaser
+from penstock.core.memmap import chunks, releaser
 
 TOP = 2048
 """Largest size of the top level: searching it costs as much as one more level over an eighth as many sums."""

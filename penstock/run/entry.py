@@ -26,8 +26,9 @@ from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
-from penstock.run.files.stored import (
+from penstock.run.files.stored_experiment import (
     NONE_SUPPLIED,
+    OTHERS,
     StoredConfig,
     Supplied,
     as_checkpoint_error,
@@ -38,7 +39,6 @@ from penstock.run.files.trust import is_trusted, remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
-_OTHERS = "or it is not of these settings, or of another version"
 _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard_deadline_s")
 """Settings of the algorithm that say where work is done, and change no bit of it."""
 
@@ -47,7 +47,9 @@ _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard
 def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
     """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as in `ps.train`."""
     if not isinstance(exp, Experiment):
-        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+        raise ConfigError(
+            f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
+        )
     run_dir = free_run_dir(exp)
     _check_each(exp)
     with _built(exp, run_dir, init, trust) as trainer:
@@ -97,7 +99,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
     _check_each(exp)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
-        with as_checkpoint_error(checkpoint.path, _OTHERS):
+        with as_checkpoint_error(checkpoint.path, OTHERS):
             _refuse_finished(run_dir, checkpoint, exp, stored)
         if not config.trusted:
             check_batch(exp, config)
@@ -106,8 +108,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
-            with as_checkpoint_error(checkpoint.path, _OTHERS):
-                trainer.persist(lambda: trainer.restore(checkpoint))
+            trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)
             yield trainer
@@ -183,7 +184,8 @@ def load(
     Args:
         path: a run directory, or a file in .safetensors.
         which: "last", "best" by evaluation, or the step of a checkpoint; of a run.
-        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
+        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
+            another one than was stored is refused.
         trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
             own runs (docs/security.md).
     """

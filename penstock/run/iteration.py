@@ -46,7 +46,7 @@ class Iteration:
 
 
 @dataclass
-class Handed:
+class PendingIteration:
     """An iteration that was handed out and is not logged yet."""
 
     it: Iteration

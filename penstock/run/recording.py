@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.batch import as_arrays
 from penstock.core.errors import ConfigError
+from penstock.core.limits import require_whole
 from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import SHARED, BatchSpec
 from penstock.datasets.cutter import EpisodeCutter
@@ -21,19 +22,19 @@ from penstock.datasets.episode import Episode
 from penstock.datasets.minari import import_h5py, is_minari, minari_id, write_minari
 from penstock.datasets.reader import INDEX, STAGING, Dataset
 from penstock.datasets.writer import DatasetWriter, check_vacant
-from penstock.envs.closing import close_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.pools.serial import SerialPool
+from penstock.envs.shutdown import close_env
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import by_id
 from penstock.run.entry import open_policy
-from penstock.run.files.stored import prefix_errors
+from penstock.run.files.stored_experiment import prefix_errors
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.samplers.acting_agents import Buffers
 from penstock.samplers.collector import collect
-from penstock.samplers.tensors.making import batched_pool
-from penstock.workers.checking import check_apart
+from penstock.samplers.tensors.factory import batched_pool
+from penstock.workers.env_check import check_apart
 
 Format = Literal["penstock", "minari"]
 
@@ -95,7 +96,8 @@ def record(
             failed; whole episodes so far are kept in a half-written dataset. CheckpointError: the disk refuses.
         MissingExtraError: file_format="minari" without h5py.
     """
-    if episodes < 0 or (episodes == 0 and not append):
+    require_whole(0, episodes=episodes, seed=seed)
+    if episodes == 0 and not append:
         raise ConfigError(
             f"episodes={episodes}; expected at least 1 (0 with append only completes a half-written dataset)"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,19 +13,20 @@ import numpy as np
 import torch
 
 from penstock.core.batch import AnyBatch, as_arrays, batches_of
-from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
+from penstock.core.errors import ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStepFn
-from penstock.learn.computing import compute
-from penstock.learn.policy_set import LoadedPolicy, agents_of
+from penstock.learn.policy_set import LoadedPolicy, agents_of, by_id, trained_policies
+from penstock.learn.precision import compute
 from penstock.learn.train_ops import plan_whole, training_step
-from penstock.processes.forking import end_ahead
+from penstock.processes.fork_client import end_ahead
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
-from penstock.run.files.stored import CONFIG
+from penstock.run.files.stored_experiment import CONFIG, OTHERS, as_checkpoint_error
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
 from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
@@ -150,6 +151,7 @@ class Trainer:
         if not self.threads:
             self.threads = fastest_threads(self.policy, self.sampler)
         self.policy.set_progress(self.env_steps / self.exp.run.steps, self.env_steps)
+        before = {name: policy.updates for name, policy in trained_policies(self.policy).items()}
         try:
             step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
@@ -177,12 +179,23 @@ class Trainer:
             "time/fps": self.env_steps / max(self.elapsed_s, 1e-9),
             "time/sample_frac": step.sample_s / max(step.sample_s + step.train_s, 1e-9),
         }
-        unknown = [name for name in self.exp.run.stop if name not in metrics and not name.startswith("eval/")]
+        unknown = [
+            name
+            for name in self.exp.run.stop
+            if name not in metrics and not name.startswith("eval/") and not self._awaits(name, before)
+        ]
         if unknown and len(self.recent) and self.policy.updates:
             raise ConfigError(
                 f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
             )
         return metrics
+
+    def _awaits(self, metric: str, before: Mapping[str, int]) -> bool:
+        """True for a metric of a policy that has taken no gradient step since it had these; it may report it later."""
+        kind, _, rest = metric.partition("/")
+        own = trained_policies(self.policy)
+        name = rest.partition("/")[0] if len(by_id(self.policy)) > 1 else next(iter(own))
+        return kind in ("train", "replay") and name in own and own[name].updates == before[name]
 
     @property
     def batch(self) -> AnyBatch:
@@ -279,21 +292,7 @@ class Trainer:
         assert self.run_dir is not None
         policy, sampler = self.state()
         agent = policy.pop("agent")
-        state = {
-            "policy": policy,
-            "sampler": sampler,
-            "trainer": {
-                "itr": self.itr,
-                "env_steps": self.env_steps,
-                "episodes_seen": self.episodes_seen,
-                "finished": self.finished,
-                "pending": dict(self.pending),
-                "best_score": self.best_score,
-                "elapsed_s": self.elapsed_s,
-                "threads": self.threads,
-                "recent": self.recent.to_plain(),
-            },
-        }
+        state = {"policy": policy, "sampler": sampler, "trainer": self._own_state()}
         return save_checkpoint(
             self.run_dir,
             self.env_steps,
@@ -304,6 +303,20 @@ class Trainer:
             keep_replays=self.exp.run.keep_replays,
             score=score,
         )
+
+    def _own_state(self) -> dict[str, Any]:
+        """The trainer's part of a checkpoint."""
+        return {
+            "itr": self.itr,
+            "env_steps": self.env_steps,
+            "episodes_seen": self.episodes_seen,
+            "finished": self.finished,
+            "pending": dict(self.pending),
+            "best_score": self.best_score,
+            "elapsed_s": self.elapsed_s,
+            "threads": self.threads,
+            "recent": self.recent.to_plain(),
+        }
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Restores a checkpoint, the newest good one by default; `sampler.cut_slots` then holds the lost slots."""
@@ -338,13 +351,13 @@ class Trainer:
         self.persist(self._build, lambda: None)
 
     def _restore(self, checkpoint: Checkpoint) -> Checkpoint:
-        try:
-            self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays())
-            self.sampler.load_state_dict(checkpoint.state["sampler"])
-            state = checkpoint.state["trainer"]
-            self.recent = Episodes(**state["recent"])
-        except KeyError as error:
-            raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
+        with as_checkpoint_error(checkpoint.path, OTHERS):
+            policy, sampler, state = (checkpoint.state[part] for part in ("policy", "sampler", "trainer"))
+            require_form(policy, self.policy.state_dict(), "policy")
+            require_form(state, self._own_state(), "trainer")
+            self.policy.load_state_dict({**policy, "agent": checkpoint.policy}, checkpoint.arrays())
+            self.sampler.load_state_dict(sampler)
+            self.recent = join_episodes([Episodes(**state["recent"]), Episodes()])
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
         self.finished = False  # of learners of which one was lost as the end was saved
         self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.agents.acting import check_acting, examples
 from penstock.agents.agent import Agent, Agents
+from penstock.agents.example_step import check_acting, examples
 from penstock.core.batch import ROWS_AND_NEXT, AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError, nearest
-from penstock.core.slab import share
+from penstock.core.shared_memory import share
 from penstock.core.spec import BatchSpec, EnvSpec, Share, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import BatchColumns
@@ -49,9 +49,9 @@ class ActingAgents:
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(
-                f"first_slot={first_slot} with B={batch_spec.B} are slots {first_slot} to "
-                f"{first_slot + batch_spec.B - 1}, and total_slots={total_slots}; use total_slots >= "
-                f"{first_slot + batch_spec.B}"
+                f"first_slot={first_slot} and B={batch_spec.B} make slots {first_slot} to "
+                f"{first_slot + batch_spec.B - 1}, beyond total_slots={total_slots}; expected total_slots of "
+                f"{first_slot + batch_spec.B} or more"
             )
         self._agents: tuple[Agent, ...] = ()
         self._closed = False
@@ -107,8 +107,8 @@ class ActingAgents:
                 wrong = [f"{name!r}: {nearest(name, ids)}" for name in given if name not in ids]
                 lack = [f"{name!r} is missing" for name in ids if name not in given]
                 raise ConfigError(
-                    f"initialize got agents of policies {list(given)}; the environment's seats are those of "
-                    f"{list(ids)} ({'; '.join(wrong + lack)})"
+                    f"initialize got agents of the policies {list(given)}; expected one agent for each policy that "
+                    f"plays here, {list(ids)} ({'; '.join(wrong + lack)})"
                 )
             return tuple(given[name] for name in ids)
         if len(ids) > 1:
@@ -167,7 +167,7 @@ class Buffers(Generic[C]):
 
     Args:
         agents: one for each policy of the pool, by its id. spec: T and B slots; with many agents, B environments.
-        buffers: number of batches. slab: descriptor of shared memory for them, where the pool has none of its own.
+        buffers: number of batches. memory_fd: descriptor of shared memory for them, where the pool has none of its own.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Buffers(Generic[C]):
         spec: BatchSpec,
         server: Server | None = None,
         buffers: int = 1,
-        slab: int | None = None,
+        memory_fd: int | None = None,
     ) -> None:
         self.pool, self._policies, self.agents = pool, tuple(agents), tuple(agents.values())
         self._remote = server is not None and server.remote
@@ -193,8 +193,8 @@ class Buffers(Generic[C]):
             self.batches, rows = server.place(pool, self.batches, rows, self.agents)
         else:
             self.batches, rows = pool.place(self.batches, rows)
-        if slab is not None:
-            self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
+        if memory_fd is not None:
+            self.batches = share(memory_fd, self.batches, f"{buffers} batches of {spec}")[1]
         where = None if server is None else server.device
         self.views: list[list[Any]] = [
             [] if self._remote else views_of(pool, self.agents, self.filled(buffer), where) for buffer in range(buffers)

@@ -18,7 +18,7 @@ from penstock.core.tree import Tree
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.samplers.collector import GroupViews
 from penstock.samplers.cuda import GraphedAgent, cuda_capture, pin, unpin
-from penstock.samplers.traced import loop
+from penstock.samplers.traced_loop import loop
 from penstock.workers.pool import ProcessPool
 
 

@@ -13,7 +13,7 @@ from penstock.core.config import override
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.spec import specs_to_plain
 from penstock.run.experiment import Experiment
-from penstock.run.files.stored import CONFIG, read_json
+from penstock.run.files.stored_experiment import CONFIG, read_json
 from penstock.run.loop import Iteration, Run
 from penstock.run.presets import flat_settings
 from penstock.studies.fork import fork_run

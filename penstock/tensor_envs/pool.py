@@ -16,11 +16,11 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.check import check_vector_env, tensor_device
-from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.native import resized
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
+from penstock.envs.shutdown import close_env
 from penstock.tensor_envs.answers import Answers, not_finite
 
 _PAGE = "docs/devices.md"

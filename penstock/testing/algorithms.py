@@ -14,7 +14,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.toy.probes import Chain
 from penstock.learn.algorithm import Algorithm, ResultDict, batch_of
 from penstock.learn.train_ops import training_step
-from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.checkpoints.state_codec import decode, encode
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.records import expect
 

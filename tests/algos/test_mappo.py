@@ -11,7 +11,7 @@ import torch
 
 import penstock as ps
 from penstock import ops
-from penstock.agents.acting import examples
+from penstock.agents.example_step import examples
 from penstock.algos.mappo import MAPPO, CentralCriticAgent
 from penstock.algos.qmix import QMIX
 from penstock.core.batch import SampleBatch, allocate_batch

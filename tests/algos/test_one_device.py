@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import penstock as ps
-from penstock.agents.acting import _opening  # pyright: ignore[reportPrivateUsage]
+from penstock.agents.example_step import _opening  # pyright: ignore[reportPrivateUsage]
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.optimizers import gradients_of

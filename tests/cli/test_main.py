@@ -68,7 +68,7 @@ def test_output_that_cannot_be_written_is_one_line(argv: str) -> None:
 
 
 def test_warnings_are_one_line_each(tmp_path: Path) -> None:
-    code = "import warnings; from penstock.envs.closing import warn_of_closing as warn\n"
+    code = "import warnings; from penstock.envs.shutdown import warn_of_closing as warn\n"
     code += "def run(argv): warn(['slot 0 of X in close(): a', 'slot 1 of X in close(): b']); warnings.warn('mine')"
     (tmp_path / "closes.py").write_text(code)
     code = "import sys, closes; sys.modules['penstock.cli.algos'] = closes; sys.argv = ['', 'algos']\n"

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.algos import ALGOS
 from penstock.cli.settings import declared_settings, options as options_of
-from penstock.processes import forking
+from penstock.processes import fork_client
 from penstock.processes.python import one_thread_environment
 from penstock.run.bench.search import BenchmarkResult, Row, base_sampler, with_settings
 from penstock.samplers import ACTING
@@ -336,7 +336,7 @@ def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Any] = []
-    monkeypatch.setattr(forking, "start_ahead", lambda *args: begun.append(args))
+    monkeypatch.setattr(fork_client, "start_ahead", lambda *args: begun.append(args))
     for sampler in ("serial", "cpu"):
         assert cli("train", "ppo", "--env", "nowhere:NoSuch", "--sampler", sampler).code
     assert begun == [(ACTING, one_thread_environment())]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.studies.stored import STATE
+from penstock.studies.study_file import STATE
 from tests.cli.short import SHORT, Cli, config, metrics
 
 SEARCH = (

@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.mapped import map_npy
+from penstock.core.memmap import map_npy
 from penstock.datasets.episode import Episode
 from penstock.datasets.minari import write_minari
 from penstock.datasets.reader import Dataset, index_bytes, open_dataset, read_index

@@ -20,7 +20,7 @@ from penstock.datasets.episode import check_spec
 from penstock.envs.check import check_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import Echo
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 
 class Choosy(gym.Env[Any, Any]):

@@ -10,7 +10,7 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import ConfigError, LearnerError
-from penstock.learn.computing import require_bf16
+from penstock.learn.precision import require_bf16
 from penstock.run.trainer import Trainer
 from tests.gpu.toys import CASES, bits
 

@@ -28,7 +28,7 @@ from gymnasium import spaces
 
 import penstock as ps
 from penstock.processes import death
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 LIMIT_S = 4.0
 """The deadline of every kind that has one."""

@@ -58,7 +58,7 @@ def test_a_process_that_may_not_start_is_a_config_error_and_nothing_leaks(monkey
 CLOSED = """
 import os
 {close}
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 os._exit(check_apart("CartPole-v1").steps)
 """
 

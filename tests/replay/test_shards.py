@@ -21,7 +21,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, LearnerError
 from penstock.core.tree import tree_leaves
 from penstock.envs.toy import TMaze
-from penstock.processes.shipping import versions
+from penstock.processes.serialization import versions
 from penstock.replay import shard as shard_module
 from penstock.replay.replay import Replay, ReplaySettings, make_view
 from penstock.replay.shard import PACKAGES, ReplayShard

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import CheckpointError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
-from penstock.run.files.stored import FORMAT, read_config
+from penstock.run.files.stored_experiment import FORMAT, read_config
 from tests.run.files.forging import openers
 
 OLD = Path(__file__).parent.parent / "data" / "runs-0.1.0" / "ppo-lstm"

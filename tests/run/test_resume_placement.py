@@ -17,7 +17,7 @@ import torch
 import penstock as ps
 from penstock.core.config import to_plain
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-from penstock.run.files.stored import config_bytes
+from penstock.run.files.stored_experiment import config_bytes
 from tests.run.resumed import EXPERIMENTS, STEPS, checkpoints, logged
 
 if TYPE_CHECKING:

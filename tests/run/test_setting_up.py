@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-import penstock.workers.checking as checking
+import penstock.workers.env_check as checking
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
 from penstock.run.trainer import Trainer

@@ -27,7 +27,7 @@ from penstock.cli.main import main
 from penstock.core.config import from_plain
 from penstock.core.errors import PenstockError
 from penstock.envs.check import check_env
-from penstock.workers import checking
+from penstock.workers import env_check
 
 sys.path.append(str(Path(__file__).parent.parent.parent))
 from tests.forked import fork_from_here_on
@@ -70,7 +70,7 @@ def wait(pid: int, timeout: float) -> int | None:
 def serve() -> int | None:
     """None when there are no more requests; in a child the exit code."""
     torch.set_num_threads(1)
-    checking._apart = lambda config, parts, seed, settings: check_env(config, seed=seed)  # as in conftest.py
+    env_check._apart = lambda config, parts, seed, settings: check_env(config, seed=seed)  # as in conftest.py
     assert ps.PPO and ps.A2C and ps.SerialSampler  # imports them
     torch.optim.Adam([torch.zeros(1)])  # imports a thousand modules more
     for line in sys.stdin:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.agents.acting import examples
+from penstock.agents.example_step import examples
 from penstock.agents.parameters import parameters_of
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.noise import Purpose

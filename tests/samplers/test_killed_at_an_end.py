@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 T, B, LENGTH = 4, 2, 5
-COUNTED = ("pools/simultaneous.py", "pools/turns.py", "pools/serial.py", "pools/slot_envs.py", "many/hosting.py",
+COUNTED = ("pools/simultaneous.py", "pools/turns.py", "pools/serial.py", "pools/slot_envs.py", "many/agent_envs.py",
            "many/turn_envs.py", "many/turn_columns.py", "workers/env_worker.py", "samplers/actor.py")  # fmt: skip
 """Files whose lines are counted."""
 

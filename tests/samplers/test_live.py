@@ -17,7 +17,7 @@ from penstock.envs.pools.pool import EnvPool
 from penstock.envs.pools.serial import SerialPool
 from penstock.envs.pools.settings import Reset
 from penstock.envs.toy import Counter, SeedEcho
-from penstock.run.checkpoints.encoding import encode
+from penstock.run.checkpoints.state_codec import encode
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.pools import echo_config
@@ -250,7 +250,7 @@ WITHOUT_DEFAULT = {
 }
 """The members that every pool of one's own must write, as its error shows them."""
 WITH_DEFAULT = {
-    *("broken", "evaluation", "place", "disown", "evaluation_slots", "warmup", "metrics"),
+    *("broken", "evaluation", "place", "invalidate", "evaluation_slots", "warmup", "metrics"),
     *("seats", "takes_turns", "log", "device", "pending", "finished", "limit"),
 }
 

@@ -13,7 +13,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.settings import Reset
 from penstock.envs.pools.slot_envs import offers_state
 from penstock.envs.toy import Counter, FaultEnv, SeedEcho, TMaze
-from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.checkpoints.state_codec import decode, encode
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler
 from penstock.testing.pools import echo_config

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.studies.stored import STATE
+from penstock.studies.study_file import STATE
 from tests.cli.short import SHORT
 
 SEARCH = (

@@ -14,7 +14,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from penstock.processes.killing import MARK
+from penstock.processes.termination import MARK
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 

@@ -18,16 +18,16 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, words_of
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env, tensor_device
-from penstock.envs.closing import close_env
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
 from penstock.envs.pools.settings import CHECK_EVERY
+from penstock.envs.shutdown import close_env
 from penstock.envs.spaces import action_dtypes
 
 
-class Halves(NamedTuple):
+class SplitStep(NamedTuple):
     """A step in two: `begin(actions)` starts it, `finish()` waits for it and returns the answer of `step`."""
 
     begin: Callable[[Any], Any]
@@ -299,13 +299,13 @@ def _vectorized(config: EnvConfig) -> bool:
     return isinstance(config.env, str) and bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None
 
 
-def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> Halves:
-    """Halves of which the first does everything."""
+def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> SplitStep:
+    """SplitStep of which the first does everything."""
     answers: list[Any] = []
-    return Halves(lambda actions: answers.append(env.step(actions)), answers.pop)
+    return SplitStep(lambda actions: answers.append(env.step(actions)), answers.pop)
 
 
-def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: float) -> Halves:
+def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: float) -> SplitStep:
     """The asynchronous halves that the library offers; ALE and EnvPool wait for as long as a step takes.
 
     Raises:
@@ -329,7 +329,7 @@ def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: f
                 )
             begin: Any = getattr(env, first)
             finish: Any = getattr(env, second)
-            return Halves(begin, functools.partial(finish, timeout=timeout_s) if second == "step_wait" else finish)
+            return SplitStep(begin, functools.partial(finish, timeout=timeout_s) if second == "step_wait" else finish)
     why = "a wrapper hides its halves" if isinstance(env, gym.vector.VectorWrapper) else "it steps in one call only"
     raise ConfigError(
         f"{name} made {made.__name__}, which cannot step beside another group: {why}; use one group "

@@ -18,8 +18,8 @@ from penstock.core.tree import Tree, struct, tree_map
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-LEDGER_WORDS = 5
-"""Words of each slot in a pool's ledger."""
+TABLE_WORDS = 5
+"""Words of each slot in a pool's episode table."""
 _SMALL = 1024
 """Bytes of an observation up to which a copy of its own, put together with the others, is the faster way."""
 
@@ -99,8 +99,12 @@ class PoolState:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> PoolState:
-        """The state that `to_plain` described."""
-        return cls(**plain)
+        """The state that `to_plain` described. Raises TypeError if a number is none, or slots are missing in a part."""
+        state = cls(**plain)
+        numbers = [state.tick, state.restarts, *state.episode, *state.began, *filter(None, state.left)]
+        if not all(isinstance(n, int) for n in numbers) or len({len(getattr(state, name)) for name in PER_SLOT}) > 1:
+            raise TypeError(f"{state!r:.200} is no state of slots; expected whole numbers, and one for each slot")
+        return state
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
@@ -185,7 +189,7 @@ class BatchColumns(Protocol):
     takes_turns: bool = False
     """Rows are an agent's own turns."""
     log: EpisodeLog | None = None
-    """The account of the episodes that ended in these batches, of environments of many agents; None for one."""
+    """The log of the episodes that ended in these batches, of environments of many agents; None for one."""
     device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
 
@@ -217,7 +221,7 @@ class EvaluationSource(BatchColumns, Protocol):
 
         Agents present then are truncated, and their episodes and that of the environment are logged.
         """
-        raise TypeError(f"{type(self).__name__} keeps no account of episodes")
+        raise TypeError(f"{type(self).__name__} keeps no log of episodes")
 
 
 class Source(BatchColumns, Protocol):
@@ -253,7 +257,7 @@ class Source(BatchColumns, Protocol):
         """Number of slots of an evaluation that requests this many; a native pool has a fixed number."""
         return wanted
 
-    def disown(self, slot: int, row: int, message: str) -> list[int]:
+    def invalidate(self, slot: int, row: int, message: str) -> list[int]:
         """Called for a slot that broke the contract in a row of the batch; returns the slots that were cut there.
 
         Raises:
@@ -306,13 +310,13 @@ class EnvPool(Source, EvaluationSource, Protocol):
         raise TypeError(f"{type(self).__name__} takes no turns")
 
 
-def lost_rewards(ledger: Ints) -> dict[str, float]:
+def lost_rewards(episode_table: Ints) -> dict[str, float]:
     """`env/lost_rewards`: how many rewards were for agents that did not act; nothing where there was none.
 
     Args:
-        ledger: [E, LEDGER_WORDS] of a pool.
+        episode_table: [E, TABLE_WORDS] of a pool.
     """
-    lost = int(ledger[:, 4].sum())
+    lost = int(episode_table[:, 4].sum())
     return {"env/lost_rewards": float(lost)} if lost else {}
 
 

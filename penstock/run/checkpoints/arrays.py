@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.files import HashedFile, open_stored
-from penstock.core.mapped import chunks, map_npy, mapping, releaser
+from penstock.core.memmap import chunks, map_npy, mapping, releaser
 
 Array = npt.NDArray[Any]
 _HEADER_BYTES = 4096

@@ -25,7 +25,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import HashedFile, fsync_dir, read_stored, require_inside, write_new
 from penstock.core.wire import Packed
 from penstock.run.checkpoints.arrays import map_array, write_array, write_bytes
-from penstock.run.checkpoints.encoding import pack, unpack
+from penstock.run.checkpoints.cleanup import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
 from penstock.run.checkpoints.manifest import (
     ARRAY_FILE,
     MANIFEST,
@@ -37,7 +37,7 @@ from penstock.run.checkpoints.manifest import (
     read_manifest,
     verify,
 )
-from penstock.run.checkpoints.pruning import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
+from penstock.run.checkpoints.state_codec import pack, unpack
 
 _MARGIN_BYTES = 1 << 20
 """Free space asked for beyond the tensors: names, headers and the file system's own needs."""

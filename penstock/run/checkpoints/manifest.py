@@ -19,7 +19,7 @@ import torch
 
 from penstock.core.errors import CheckpointError
 from penstock.core.files import open_stored, read_stored, require_inside
-from penstock.run.files.stored import FORMAT, require_format
+from penstock.run.files.stored_experiment import FORMAT, require_format
 
 MANIFEST, STATE, STATE_ARRAYS, POLICY = "MANIFEST.json", "state.json", "state.npy", "policy.safetensors"
 _ALWAYS = {STATE, STATE_ARRAYS, POLICY}

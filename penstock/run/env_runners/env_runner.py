@@ -21,14 +21,14 @@ from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import LoadedPolicy, by_id, trained_policies
 from penstock.learn.train_ops import train_one_step
-from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.checkpoints.state_codec import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
-from penstock.samplers.accounts.evaluating import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes, join_episodes
-from penstock.samplers.runners.packing import together
+from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import received
+from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
 Weights = Mapping[str, np.ndarray[Any, Any]] | Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
 """Arrays by name of one policy, or of several by policy id."""
@@ -228,7 +228,7 @@ class EnvRunner:
                 begun, at most; the next one has the number after.
         """
         B = self._plan.fragment.B
-        self._acting.live.go_on(rows, None, PoolState.resetting([episodes] * B), [None] * B)
+        self._acting.live.resume(rows, None, PoolState.resetting([episodes] * B), [None] * B)
         self._itr = itr
 
     @property

@@ -86,8 +86,8 @@ class EnvRunnerGroup:
                 restarts=restarts,
                 min_runners=min_runners,
             )
-            self._runners.losses.append(self._lost)
-            self._runners.arrivals.append(self._replaced)
+            self._runners.on_failed.append(self._lost)
+            self._runners.on_restored.append(self._replaced)
 
     @property
     def local_worker(self) -> EnvRunner:
@@ -158,7 +158,7 @@ class EnvRunnerGroup:
         if self._runners is None:
             return self.local_worker.sample()
         runners = self._open(self._runners)
-        runners.welcome()
+        runners.restore()
         self._take_in_pushes(runners)
         found = dict[int, Any]()
 
@@ -192,7 +192,7 @@ class EnvRunnerGroup:
             whole = any(policy.replay_schedule is not None for policy in trained_policies(local.policy).values())
         weights, sent, since = None, (-1, -1), dict[int, float]()  # when a runner was asked first, or answered last
         while True:
-            runners.welcome()
+            runners.restore()
             if sent != (now_at := (self._version, local.policy.version)):
                 weights, sent = runners.publish(local.agent), now_at
             for i in runners.alive:

@@ -24,7 +24,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import require_name, write_atomic
 from penstock.core.spec import specs_to_plain
 from penstock.run.experiment import Experiment
-from penstock.run.files.stored import CONFIG, META, config_bytes, read_json
+from penstock.run.files.stored_experiment import CONFIG, META, config_bytes, read_json
 from penstock.run.files.trust import remember
 
 if TYPE_CHECKING:  # it writes the settings too

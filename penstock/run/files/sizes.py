@@ -18,7 +18,7 @@ from penstock.core.machine import free_memory
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves
 from penstock.run.experiment import Experiment
-from penstock.run.files.stored import StoredConfig
+from penstock.run.files.stored_experiment import StoredConfig
 
 _SPARE_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 12

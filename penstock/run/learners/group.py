@@ -11,11 +11,12 @@ from typing import Any
 
 import penstock.core.errors as errors
 from penstock.actors.backend import Backend, RunnerError
-from penstock.actors.link import Lent
+from penstock.actors.link import LentDescriptor
+from penstock.envs.ids import entries_to_ship
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
 from penstock.learn.policy_set import AnyPolicy, trained_policies
-from penstock.processes.shipping import CURE, ship
+from penstock.processes.serialization import CURE, ship
 from penstock.run.learners.learner import Learner
 from penstock.run.learners.places import RankPlaces
 from penstock.run.learners.rank import READY, Rank
@@ -56,7 +57,11 @@ class LearnerGroup(Rank):
         plan.sampler.shares(size)  # refused before anything is started
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))
         what = "the experiment cannot be sent to the processes of run.learners"
-        shipped = ship((make, replace(plan, exp=without_display), init), what, CURE)
+        shipped = ship(
+            (make, replace(plan, exp=without_display), init, entries_to_ship(plan.env.name, plan.eval_env.name)),
+            what,
+            CURE,
+        )
         self._places = RankPlaces(plan)
         self._backend: Backend = self._places.backend
         self._calls: list[tuple[int, Any]] = []
@@ -73,7 +78,8 @@ class LearnerGroup(Rank):
             self._meeting = self._met_at()
             local = isinstance(self._meeting, FileMeeting)
             super().__init__(0, size, self._meeting.meet_as(0, size), run.learner_timeout_s, local, self._look)
-            self.call("build", Lent(self._meeting.fd) if isinstance(self._meeting, FileMeeting) else self._meeting)
+            meeting = self._meeting
+            self.call("build", LentDescriptor(meeting.fd) if isinstance(meeting, FileMeeting) else meeting)
         except BaseException:
             self._release()
             raise
@@ -89,8 +95,8 @@ class LearnerGroup(Rank):
         with self.explained():
             whole = super().join(policy, step)
         for id_, own in trained_policies(policy).items():
-            assert own.columns is not None
-            own.columns.ask = functools.partial(self.call, "give", id_)
+            assert own.partition is not None
+            own.partition.ask = functools.partial(self.call, "give", id_)
 
         def ordered(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
             with self.explained():

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from penstock.envs.ids import take_shipped
 from penstock.learn.policy_set import trained_policies
-from penstock.processes.shipping import unship
+from penstock.processes.serialization import unship
 from penstock.run.checkpoints.checkpoint import load_checkpoint
 from penstock.run.learners.rank import Rank
 from penstock.run.learners.rendezvous import FileMeeting, RayMeeting, address_of
@@ -17,7 +18,8 @@ class Learner:
     """Rank `rank` of `size`: builds its share of an experiment, and takes part in what rank 0 calls on all of them.
 
     Args:
-        shipped: the class of its Trainer, the plan and `init`, as `ship` made bytes of them.
+        shipped: the class of its Trainer, the plan, `init` and entries of Gymnasium's registry,
+            as `ship` made bytes of them.
         place: of the runners that it starts, see `place_runners`; None where they go anywhere.
     """
 
@@ -39,7 +41,8 @@ class Learner:
         Args:
             meeting: place on Ray, or the descriptor of a file that all ranks share.
         """
-        make, plan, init = unship(self._shipped, elsewhere=isinstance(meeting, RayMeeting))
+        make, plan, init, entries = unship(self._shipped, elsewhere=isinstance(meeting, RayMeeting))
+        take_shipped(entries)
         at = FileMeeting(meeting) if isinstance(meeting, int) else meeting
         own_gpus = isinstance(meeting, int)
         rank = Rank(

@@ -15,7 +15,7 @@ from penstock.core.spec import Share
 from penstock.learn.algorithm import TrainingStepFn
 from penstock.learn.comm import Comm, GroupComm
 from penstock.learn.policy_set import AnyPolicy
-from penstock.run.learners.shared import SharedSampler, shared_step
+from penstock.run.learners.shared_sampler import SharedSampler, shared_step
 
 if TYPE_CHECKING:  # it makes ranks
     from penstock.run.plan import Plan

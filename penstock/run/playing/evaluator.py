@@ -16,7 +16,7 @@ from penstock.run.playing.opponents import WithoutState
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 
 
 class Evaluator:

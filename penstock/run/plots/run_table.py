@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from penstock.core.errors import ConfigError, legible, nearest, printable
 from penstock.run.log import JSONL, read_metrics
-from penstock.run.plots.grouping import Identity, identify, setting_columns, telling
+from penstock.run.plots.curve_groups import Identity, identify, setting_columns, telling
 
 _COLUMNS = ("run", "env", "algo", "seed", "steps", "return", "evaluation", "hours")
 _LONGEST = 48

@@ -15,8 +15,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.replay.columns import Array, FrameColumn, Rows
-from penstock.run.files.stored import CONFIG, as_checkpoint_error, read_json
-from penstock.run.replays.stored import StoredReplay, open_replay, whole_episodes
+from penstock.run.files.stored_experiment import CONFIG, as_checkpoint_error, read_json
+from penstock.run.replays.stored_replay import StoredReplay, open_replay, whole_episodes
 
 _ONE_MORE = ("obs", "first")
 _RECORD = {

@@ -11,8 +11,8 @@ from penstock.core.noise import Noise
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.pool import EvaluationSource
 from penstock.samplers.live import EVAL_T
+from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.columns import log_of, side_by_side
-from penstock.samplers.runners.packing import together
 from penstock.samplers.runners.runner import unpack_fragment
 from penstock.samplers.runners.runners import Runners
 from penstock.workers.shares import columns, even_split
@@ -34,7 +34,7 @@ class EvaluationRunners(EvaluationSource):
         self._limit = max_steps
 
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
-        self._runners.welcome()
+        self._runners.restore()
         alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
         if fixed > 1:  # native batched environments have a fixed number each, and one more runner may have come up
             alive = alive[: self._B // fixed]

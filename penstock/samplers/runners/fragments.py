@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.batch import AnyBatch, batches_of
-from penstock.core.joining import concat_samples
+from penstock.core.batch_parts import concat_samples
 from penstock.core.tree import Tree
 from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.runners.columns import stand_still

@@ -20,9 +20,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, pack_leaves, tree_map, unpack_leaves
 from penstock.envs.pools.pool import BatchColumns, EpisodeLog, OpenEpisode, PoolState
-from penstock.processes.shipping import versions
+from penstock.processes.serialization import versions
 from penstock.samplers.runners.activity import note_evaluation
-from penstock.samplers.runners.packing import unpack_agent
+from penstock.samplers.runners.agent_bytes import unpack_agent
 from penstock.samplers.runners.share import Maker, received
 
 PACKAGES = ("torch", "numpy", "gymnasium")
@@ -110,7 +110,7 @@ class Runner:
         """Returns the state of every slot between two fragments, and the recurrent states [B, ...] by policy id."""
         return {"pool": self.live.pool.get_state().to_plain(), "agent_states": self.live.agent_states()}
 
-    def go_on(
+    def resume(
         self,
         rows: Mapping[str, dict[str, Tree]],
         agent_states: Mapping[str, Tree] | None,
@@ -124,7 +124,7 @@ class Runner:
         """
         self._fresh, self.version = False, -1  # weights of an equal version may be others in what goes on
         known = [None if x is None else OpenEpisode(*x) for x in episodes]
-        return self.live.go_on(rows, agent_states, PoolState.from_plain(pool), known)
+        return self.live.resume(rows, agent_states, PoolState.from_plain(pool), known)
 
     def open_evaluation(
         self, B: int, first_slot: int, seed: int, episodes: list[int], max_steps: int | None = None

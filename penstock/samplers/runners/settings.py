@@ -18,7 +18,7 @@ from penstock.samplers.runners.live import SyncRunners
 from penstock.samplers.runners.ready import AsyncRunners
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
-from penstock.workers.checking import check_apart
+from penstock.workers.env_check import check_apart
 from penstock.workers.faults import FaultPolicy
 from penstock.workers.shares import even_split
 

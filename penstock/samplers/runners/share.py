@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.envs.ids import entries_to_ship, take_shipped
 from penstock.envs.make import EnvConfig
-from penstock.processes.shipping import ship, unship
+from penstock.processes.serialization import ship, unship
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.activity import Activity
 from penstock.samplers.serial import SerialSampler

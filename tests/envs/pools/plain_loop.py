@@ -14,7 +14,7 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.agent_observations import read_agents
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.making import pool_for
+from penstock.envs.pools.factory import pool_for
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.seats import PolicyMap, seat_agents
 from tests.params import slow_but

@@ -10,7 +10,7 @@ import pytest
 from penstock.core.tree import tree_assign, tree_leaves
 from penstock.envs.pools.pool import PoolState
 from penstock.envs.toy import EchoAgents, EchoTurns
-from penstock.run.checkpoints.encoding import decode, encode
+from penstock.run.checkpoints.state_codec import decode, encode
 from tests.envs.pools.plain_loop import Driver, seated
 
 

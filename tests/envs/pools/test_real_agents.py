@@ -14,7 +14,7 @@ from penstock.core.noise import env_seed
 from penstock.core.spec import MASK_KEY, BatchSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.making import pool_for
+from penstock.envs.pools.factory import pool_for
 from tests.envs.pools.plain_loop import seated
 
 pytest.importorskip("pettingzoo")

@@ -8,14 +8,14 @@ import pytest
 
 import penstock as ps
 from penstock.run.bench.report import print_verdict, trace_sampler
-from penstock.run.bench.search import BenchmarkResult, Row
+from penstock.run.bench.search import BenchmarkResult, Timing
 from penstock.run.plan import Plan
 from tests.run.bench.short import BASE, ENV, experiment
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
 
-ROWS = (Row(BASE, 2000.0), Row(ps.CpuSampler(T=8, B=4, workers=2), 1000.0),
-        Row(ps.GpuSampler(T=8, B=4, workers=1), note="no room"))  # fmt: skip
+ROWS = (Timing(BASE, 2000.0), Timing(ps.CpuSampler(T=8, B=4, workers=2), 1000.0),
+        Timing(ps.GpuSampler(T=8, B=4, workers=1), note="no room"))  # fmt: skip
 VERDICT = BenchmarkResult(ROWS, ROWS[0], 2, "4 cores", 3.0)
 
 
@@ -30,6 +30,10 @@ def test_the_table_says_what_was_measured_and_names_every_sampler(capsys: pytest
     assert lines[-1] == "penstock train a2c --env X"
     print_verdict(experiment(), replace(VERDICT, T=8), "")
     assert "measured: collecting batches of T=8 with this environment" in capsys.readouterr().out
+    print_verdict(experiment(), replace(VERDICT, rows=(replace(ROWS[0], cut=True), *ROWS[1:])), "")
+    text = capsys.readouterr().out
+    assert "and policy; cut short: a batch took longer than the seconds for a sampler" in text
+    assert "100%, cut short" in text and "50%, cut" not in text
 
 
 @pytest.mark.parametrize("env", [ENV, pytest.param("penstock.envs.toy:TeamBits", marks=pytest.mark.slow)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CheckpointError
-from penstock.core.mapped import chunks, copy_rows, mapping
+from penstock.core.memmap import chunks, copy_rows, mapping
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from tests.run.checkpoints.saved_replay import loaded, save_replay
 

@@ -17,11 +17,11 @@ from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.datasets.reader import index_bytes, open_dataset, read_index
 from penstock.datasets.writer import DatasetWriter
 from penstock.run.checkpoints.manifest import manifest_bytes, read_manifest
-from penstock.run.files.stored import config_bytes
+from penstock.run.files.stored_experiment import config_bytes
 from penstock.run.playing.evaluation import evaluate
 from penstock.run.plots.figure import plot_runs
 from penstock.run.recording import record
-from penstock.run.replays.stored import fields, open_replay, summary
+from penstock.run.replays.stored_replay import fields, open_replay, summary
 from tests.datasets.test_reader import EPISODES, SPEC
 
 Settings = dict[str, Any]

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import PenstockError
 from penstock.datasets.reader import open_dataset
-from penstock.run.files.stored import read_config
+from penstock.run.files.stored_experiment import read_config
 from tests.params import slow_but
 from tests.run.files.forging import (
     EXPERIMENT,
@@ -117,6 +117,17 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
     "a tensor of 40 TB": (with_state(lambda s: s["policy"].update(x=tensor(10**13))), EVERY | {"replay"}),
     "a head far away": (with_state(lambda s: replay_of(s)["index"].update(head=10**15)), {"resume", "replay"}),
     "no state of the policy": (with_state(lambda s: s.update(policy=[])), {"resume", "replay"}),
+    "ends that are a number": (with_state(lambda s: s["trainer"]["recent"].update(terminated=3.5)), {"resume"}),
+    "columns without arrays": (with_state(lambda s: s["trainer"]["recent"]["columns"].update(is_success={})), {"resume"}),
+    "no time": (with_state(lambda s: s["trainer"].update(elapsed_s=[])), {"resume"}),
+    "a score that is true": (with_state(lambda s: s["trainer"].update(best_score=True)), {"resume"}),
+    "no betas": (with_state(lambda s: s["policy"]["optimizers"]["all"]["group"].update(betas={"$tuple": []})), {"resume"}),
+    "metrics as a list": (with_state(lambda s: s["trainer"].update(pending=[])), {"resume"}),
+    "no counters": (with_state(lambda s: s["policy"].pop("counters")), {"resume"}),
+    "a version that is none": (with_state(lambda s: s["policy"]["counters"].update(version={})), {"resume"}),
+    "a clock that is none": (with_state(lambda s: s["sampler"]["pool"].update(tick={})), {"resume"}),
+    "a slot too few": (with_state(lambda s: s["sampler"]["pool"].update(idle=[False])), {"resume"}),
+    "no sums": (with_state(lambda s: s["sampler"]["stats"].update({"return": {}})), {"resume"}),
     "a deep manifest": (deep_manifest, EVERY | {"replay"}),
     # Files that are none.
     "a FIFO for settings": (in_place_of("config.json", os.mkfifo), EVERY | {"plot"}),

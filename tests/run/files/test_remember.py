@@ -22,7 +22,7 @@ __all__ = ["code", "state"]
 
 PACKAGE = Path(__file__).parents[3] / "penstock"
 CALLERS = {
-    ("run/files/stored.py", "read_config"): "vouched",
+    ("run/files/stored_experiment.py", "read_config"): "vouched",
     ("run/entry.py", "_of_file"): "vouched",
     ("run/files/settings_file.py", "require_trust"): "vouched",
     ("studies/study.py", "open_study"): "vouched",

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.tree import tree_leaves
-from penstock.run.learners.shared import SharedSampler
+from penstock.run.learners.shared_sampler import SharedSampler
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.sampler import Divisible
 from tests.learn.ranks import ThreadComm, bounds, on_ranks

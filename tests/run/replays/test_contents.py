@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.datasets.reader import open_dataset
 from penstock.run.checkpoints.checkpoint import find_checkpoint
-from penstock.run.replays.stored import open_replay, whole_episodes
+from penstock.run.replays.stored_replay import open_replay, whole_episodes
 from tests.run.replays.recorded import CASES, B, Recorded, T
 
 pytestmark = pytest.mark.timeout(60)

@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.envs.make import EnvConfig
-from penstock.processes import shipping
+from penstock.processes import serialization
 from penstock.run.env_runners.group import EnvRunnerGroup
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.testing.samplers import bits
@@ -153,7 +153,7 @@ def test_a_wrong_environment_is_a_config_error(backend: Any) -> None:
 
 
 def test_other_versions_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping, "versions", lambda packages: {"penstock": "9.9", "torch": "2.0"})
+    monkeypatch.setattr(serialization, "versions", lambda packages: {"penstock": "9.9", "torch": "2.0"})
     with pytest.raises(ps.ConfigError, match=r"runner \d on .* has penstock .* \(here 9.9\)"):
         RunnerSampler(1, ps.SerialSampler(8, 1), backend).build(Seeded)
 
