@@ -134,7 +134,7 @@ class Parser(argparse.ArgumentParser):
 class _Help(argparse.Action):
     """Prints the help of a command and ends."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         parser.print_help(whole=option_string == "--help-all")
         parser.exit()
 

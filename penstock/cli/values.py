@@ -48,7 +48,7 @@ def located(settings: Any, option: str) -> tuple[str, Any] | None:
             hint = get_type_hints(type(value))[key]
             value = getattr(value, key)
             if value is None:
-                value = next((choice() for choice in get_args(hint) if is_dataclass(choice)), None)
+                value = _begun(get_args(hint))
         else:
             return None
         keys.append(key)
@@ -74,11 +74,17 @@ def typed(words: Sequence[str], hint: Any, option: str) -> Any:
     if word is not None and word[:1] in ("[", "{"):
         from penstock.core.config import override  # it loads numpy, which help does not need
 
-        value, inner = _json(word, option), next(filter(is_dataclass, kinds), None)
-        return override(inner(), value) if inner is not None and isinstance(value, Mapping) else value
+        value, inner = _json(word, option), _begun(kinds)
+        return override(inner, value) if inner is not None and isinstance(value, Mapping) else value
     if many and not (word is not None and (_NUMBERS.fullmatch(word) or word in _literals(kinds))):
         return list(words)
     return _number(word) if float in origins and word is not None else word
+
+
+def _begun(kinds: Sequence[Any]) -> Any:
+    """Default settings of the first of these types that is a settings class, such as of an affinity; None for none."""
+    classes: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
+    return classes[0]() if classes else None
 
 
 def _literals(kinds: Sequence[Any]) -> list[Any]:

@@ -200,7 +200,8 @@ def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
         for keys, path, value in mine:
             new = new if keys else _convert(value, hint, path)
         if below and new is None:  # such as an affinity, which is None by default
-            new = next((choice() for choice in typing.get_args(hint) if dataclasses.is_dataclass(choice)), None)
+            choices: list[Any] = [choice for choice in typing.get_args(hint) if dataclasses.is_dataclass(choice)]
+            new = choices[0]() if choices else None
         changed[key] = _changed(new, below) if below else new
     if isinstance(settings, Mapping):
         return {**settings, **changed}

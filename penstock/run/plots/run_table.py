@@ -100,7 +100,7 @@ class Runs(Sequence[RunRow]):
             ConfigError: pandas is not installed.
         """
         try:
-            import pandas
+            import pandas  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ConfigError("pandas is not installed, which .frame() needs: pip install pandas") from error
         return pandas.DataFrame({**{c: [row.values[c] for row in self] for c in _COLUMNS}, **self._settings()})

@@ -49,7 +49,7 @@ def test_rows_have_the_last_numbers(tmp_path: Path) -> None:
 
 def test_filters_by_columns_settings_and_a_function(tmp_path: Path) -> None:
     runs = ps.runs(made(tmp_path))
-    assert [r.identity.seed for r in runs.filter(algo="ppo", **{"algo.lr": 1e-3})] == [0, 1]
+    assert [r.identity.seed for r in runs.filter(None, algo="ppo", **{"algo.lr": 1e-3})] == [0, 1]
     assert [r.path.name for r in runs.filter(lambda run: run.return_ > 25)] == ["a2", "d"]
     assert len(runs.filter(seed=0)) == 2
     with pytest.raises(ConfigError, match="no run has 'sead'; did you mean 'seed'"):
@@ -62,7 +62,7 @@ def test_printed_it_is_a_table_with_the_settings_that_differ(tmp_path: Path) -> 
     assert lines[0].split() == ["run", "env", "algo", "seed", "steps", "return", "evaluation", "hours", "lr"]
     assert lines[3].split()[1:] == ["CartPole-v1", "ppo", "2", "10,000", "30", "31", "0.0833", "0.0003"]
     assert len(lines) == 4
-    html = ps.runs(tmp_path)._repr_html_()
+    html = ps.runs(tmp_path)._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert html.count("<tr>") == 5 and "&lt;b&gt;" in html and "<b>" not in html
 
 
