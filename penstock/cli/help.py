@@ -1,4 +1,4 @@
-"""`penstock train ALGO --help`: settings of algorithm, sampler and run as they are declared, by group, without torch."""
+"""`penstock train ALGO --help`: settings of algorithm, sampler and run by group, as they are declared, without torch."""
 
 from __future__ import annotations
 

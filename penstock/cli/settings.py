@@ -108,8 +108,8 @@ def train_parser() -> Parser:
     )
     parser.add_trust("the run of --init, or the file of --config or --preset-file,")
     parser.rare(
-        "--info-keys", "--env-checks", "--env-state", "--preset-file", "--eval-env", "--eval-env-kwargs", "--algo.agent",
-        "--trust",
+        "--info-keys", "--env-checks", "--env-state", "--preset-file", "--eval-env", "--eval-env-kwargs",
+        "--algo.agent", "--trust",
     )  # fmt: skip
     return parser
 

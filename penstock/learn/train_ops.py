@@ -310,6 +310,19 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
 
 
+def _tell_of_rates(policy: Policy, changed: Mapping[str, tuple[float, float]]) -> None:
+    """Warns, once, of a step size that somebody changed in an optimizer's `param_groups`."""
+    if policy.told_of_rates:
+        return
+    policy.told_of_rates = True
+    name, (asked, seen) = next(iter(changed.items()))
+    warnings.warn(
+        f"the optimizer {name!r} has lr {seen:g} in its param_groups, and the settings say {asked:g}: it acts, but a "
+        f"schedule or a resumed run sets {asked:g} again; to change it for good: run.set({{'algo.lr': {seen:g}}})",
+        stacklevel=4,
+    )
+
+
 def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
     """Adds the policy's running totals. A clock that the policy keeps then advances by the steps of all learners."""
     results["train/n_updates"] = float(policy.updates)
@@ -317,8 +330,10 @@ def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
         results["train/skipped_updates"] = float(policy.skipped)
     if policy.stale_rows:
         results["train/stale_rows"] = float(policy.stale_rows)
-    if (lr := getattr(policy.settings, "lr", None)) is not None:
-        results["train/learning_rate"] = float(lr)
+    if (group := next(iter(policy.optimizers.values())).param_groups[0]).get("lr") is not None:
+        results["train/learning_rate"] = float(group["lr"])
+    if changed := policy.rates_changed:
+        _tell_of_rates(policy, changed)
     if not (clock := policy.clock).kept_outside:
         clock.env_steps += policy.of_all(env_steps)
         clock.remark(policy.algorithm)

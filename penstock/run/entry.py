@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from penstock.core.config import import_object, override
+from penstock.core.config import import_object, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import specs_from_plain
 from penstock.envs.make import EnvConfig, with_added
@@ -19,6 +19,7 @@ from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy_file import read_policy_file
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
+from penstock.run.changes import CHANGES, at, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
@@ -100,7 +101,14 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         with as_checkpoint_error(checkpoint.path, OTHERS):
-            _refuse_finished(run_dir, checkpoint, exp, stored)
+            known = known_steps(checkpoint)
+        with as_checkpoint_error(run_dir / CHANGES), prefix_errors(run_dir / CHANGES):
+            made = plain_changes(run_dir, known)
+            config.require_trust({"changes": made}, files=False)
+            with_changes(exp, made)
+        now = {key: changes[key] for key in own if key in made}  # changed in the run, and again by this call
+        with as_checkpoint_error(checkpoint.path, OTHERS):
+            _refuse_finished(run_dir, checkpoint, override(with_changes(exp, made), now), with_changes(stored, made))
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
@@ -108,6 +116,8 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
+            if now:
+                write_change(run_dir, known, {"set": {key: to_plain(at(exp, key)) for key in now}})
             trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)

@@ -34,7 +34,7 @@ class Iteration:
     evaluation: Episodes | None
     """The episodes of its evaluation; None if none was due."""
     run: Run
-    """The run, for `stop`, `save` and `evaluate`."""
+    """The run, for `set`, `stop`, `save` and `evaluate`."""
 
     @property
     def policy(self) -> LoadedPolicy:

@@ -11,6 +11,7 @@ from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, schedule_value
 from penstock.core.spec import WHOLE, BatchSpec, Share, Specs
 from penstock.core.tree import Tree
 from penstock.envs.check import EnvReport
@@ -205,9 +206,9 @@ def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seatin
     return report.steps > 0 and held_out.steps > 0 and seating.turns == eval_seating.turns
 
 
-def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
+def _fitted(settings: SamplerSettings, discount: Schedule | None, seating: Seating) -> SamplerSettings:
     """The settings with defaults from the experiment: discount of logged returns, object store of a cluster."""
-    fitted = settings.with_discount(discount)
+    fitted = settings.with_discount(None if discount is None else schedule_value(discount, 0.0))
     return fitted.fitted(seating.specs) if isinstance(fitted, RunnerSampler) else fitted
 
 

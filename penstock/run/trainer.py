@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,14 +14,17 @@ import numpy as np
 import torch
 
 from penstock.core.batch import AnyBatch, as_arrays, batches_of
+from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
-from penstock.learn.algorithm import ResultDict, TrainingStepFn
-from penstock.learn.policy_set import LoadedPolicy, agents_of, by_id, trained_policies
+from penstock.learn.algorithm import ResultDict, TrainingStep, TrainingStepFn
+from penstock.learn.policies import for_agents
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, by_id, trained_policies
 from penstock.learn.precision import compute
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.fork_client import end_ahead
+from penstock.run.changes import at, changed, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
@@ -66,7 +70,8 @@ class Trainer:
         *,
         rank: Rank | None = None,
     ) -> None:
-        self.plan = plan = Plan.of(made_from, ahead=True)
+        self.begun = self.plan = plan = Plan.of(made_from, ahead=True)
+        """The plan as the run began; `plan` and `exp` have the changes that were made since."""
         self.exp, self.run_dir = plan.exp, run_dir
         exp = plan.exp
         if exp.run.eval_episodes and not plan.eval_seating.many:  # else at the first evaluation
@@ -115,7 +120,7 @@ class Trainer:
                 device = self.learners.device(device)
             self.policy: LoadedPolicy = plan.make_policy(device)
             compute(self.policy, exp.run.precision, exp.run.compile)
-            self._training_step: TrainingStepFn = getattr(plan.algo, "training_step", training_step)
+            self._training_step: TrainingStepFn = self._step
             if self._init is not None:
                 self._init.into(self.policy)
             if self._agents is not None and self._rank is None:
@@ -189,6 +194,33 @@ class Trainer:
                 f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
             )
         return metrics
+
+    def _step(self, policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
+        step: TrainingStepFn = getattr(self.plan.algo, "training_step", training_step)
+        return step(policy, sampler, itr)
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings by path from the next iteration on, as `Run.set` says; in the journal if there is one."""
+        exp = changed(self.exp, changes)
+        take = self._taking(exp)
+        if self.run_dir is not None:
+            write_change(self.run_dir, self.env_steps, {"set": {x: to_plain(at(exp, x)) for x in changes}})
+        if isinstance(self.learners, LearnerGroup):
+            self.learners.call("change", {x: at(exp, x) for x in changes})
+        take()
+
+    def _taking(self, exp: Experiment) -> Callable[[], None]:
+        """A function by which this run goes on with other settings of algorithm and run. Raises ConfigError."""
+        algo = for_agents(exp.algo, self.plan.report.agents)
+        plan = replace(self.plan, exp=exp, algo=algo)
+        twin = algo.build(plan.specs, seed=plan.seed)
+        of_policy = self.policy.taking_settings_of(twin)
+
+        def take() -> None:
+            of_policy()
+            self.plan, self.exp = plan, exp
+
+        return take
 
     def _awaits(self, metric: str, before: Mapping[str, int]) -> bool:
         """True for a metric of a policy that has taken no gradient step since it had these; it may report it later."""
@@ -324,11 +356,12 @@ class Trainer:
             if self.run_dir is None:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
             checkpoint = load_checkpoint(find_checkpoint(self.run_dir, replay=True), replay=True)
+        changes = {} if self.run_dir is None else plain_changes(self.run_dir, known_steps(checkpoint), cut=True)
         if self.learners is None:
-            return self._restore(checkpoint)
+            return self.restore_with(checkpoint, changes)
         with self.learners.explained():
-            self.learners.call("restore", str(checkpoint.path))
-            return self._restore(checkpoint)
+            self.learners.call("restore", str(checkpoint.path), changes)
+            return self.restore_with(checkpoint, changes)
 
     def restart(self) -> Checkpoint:
         """Makes policy, sampler and the other learners anew, and restores the newest good checkpoint."""
@@ -348,9 +381,13 @@ class Trainer:
         if isinstance(self.learners, LearnerGroup):
             self.learners.kill()
         self.sampler.shutdown()
+        self.plan, self.exp = self.begun, self.begun.exp
         self.persist(self._build, lambda: None)
 
-    def _restore(self, checkpoint: Checkpoint) -> Checkpoint:
+    def restore_with(self, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
+        """Restores a checkpoint of a run whose settings were changed until then, as its journal holds them."""
+        if changes or self.exp is not self.begun.exp:
+            self._taking(with_changes(self.begun.exp, changes))()
         with as_checkpoint_error(checkpoint.path, OTHERS):
             policy, sampler, state = (checkpoint.state[part] for part in ("policy", "sampler", "trainer"))
             require_form(policy, self.policy.state_dict(), "policy")

@@ -13,7 +13,7 @@ from penstock.algos import ALGOS
 from penstock.cli.settings import declared_settings, options as options_of
 from penstock.processes import fork_client
 from penstock.processes.python import one_thread_environment
-from penstock.run.bench.search import BenchmarkResult, Row, base_sampler, with_settings
+from penstock.run.bench.search import BenchmarkResult, Timing, base_sampler, with_settings
 from penstock.samplers import ACTING
 from tests.cli.short import QUIET, SHORT, Cli, config, metrics
 
@@ -288,7 +288,7 @@ def test_summary_of_a_run_without_an_episode_has_no_return_of_episodes(cli: Cli)
 
 
 def _found_at_once(plan: Any, same_device: bool = False) -> BenchmarkResult:
-    best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
+    best = Timing(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
     return BenchmarkResult((best,), best, 16, "", 0.0)
 
 

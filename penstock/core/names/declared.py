@@ -24,7 +24,7 @@ _LIGHT = __name__.rpartition(".")[0].rpartition(".")[0]
 def declared(path: str) -> Any:
     """A dataclass with the name, bases, fields, types, defaults and texts of the one at `module:NAME` of this package.
 
-    It has no methods, and checks no more than the limits of single values. Types that would need another import are Any,
+    It has no methods, and checks only the limits of single values. Types that would need another import are Any,
     defaults that would are their names. The text below a field stands in its `metadata["text"]`.
     """
     module, _, name = path.partition(":")

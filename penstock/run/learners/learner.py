@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,13 @@ class Learner:
         assert schedule is not None
         schedule.replay.give(name, start, stop)
 
-    def restore(self, path: str) -> None:
-        """Restores its part of a checkpoint."""
-        self.trainer.restore(load_checkpoint(Path(path), replay=True))
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings, as `Trainer.change`."""
+        self.trainer.change(changes)
+
+    def restore(self, path: str, changes: Mapping[str, Any]) -> None:
+        """Restores its part of a checkpoint, with the settings changed until then."""
+        self.trainer.restore_with(load_checkpoint(Path(path), replay=True), changes)
 
     def stop(self) -> None:
         """Closes its environments."""

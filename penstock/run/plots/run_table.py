@@ -136,7 +136,7 @@ class Runs(Sequence[RunRow]):
 
 
 def runs(*folders: str | Path) -> Runs:
-    """The runs in folders, `runs/` by default: each itself if it is a run, else those below it, or beside it by `--seeds`.
+    """The runs in folders, by default `runs`: each itself if it is a run, else those below it, or beside by `--seeds`.
 
     Raises:
         ConfigError: a folder holds none.
