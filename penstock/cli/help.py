@@ -1,4 +1,4 @@
-"""`penstock train ALGO --help`: settings of algorithm, sampler and run by group, as they are declared, without torch."""
+"""`penstock train ALGO --help`: settings of algorithm, sampler and run by group, as declared, without torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def type_words(hint: Any) -> str:
     args = get_args(hint)
     if get_origin(hint) is Literal:
         return f"{{{','.join(map(str, args))}}}"
-    if hint == float | str:
+    if {float, str} <= set(args):
         return "NUMBER|SCHEDULE"
     if get_origin(hint) is tuple:
         return f"{type_words(args[0])} ..." if get_origin(args[0]) is not tuple else "JSON"

@@ -7,7 +7,7 @@ import warnings
 
 from penstock.cli.options import Parser, key_values
 
-_DESCRIPTION = """Lists runs with environment, algorithm, seed, steps and last returns, and the settings in which they differ.
+_DESCRIPTION = """Lists runs: environment, algorithm, seed, steps, last returns, and the settings in which they differ.
 
   penstock runs
   penstock runs runs/a runs/b
