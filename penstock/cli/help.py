@@ -106,7 +106,7 @@ def type_words(hint: Any) -> str:
     args = get_args(hint)
     if get_origin(hint) is Literal:
         return f"{{{','.join(map(str, args))}}}"
-    if {float, str} <= set(args):
+    if get_origin(hint) in (Union, UnionType) and {float, str} <= set(args):
         return "NUMBER|SCHEDULE"
     if get_origin(hint) is tuple:
         return f"{type_words(args[0])} ..." if get_origin(args[0]) is not tuple else "JSON"

@@ -245,9 +245,9 @@ def declared_settings(algo: str, sampler: str | None, inner: str | None) -> dict
     if algo in ALGOS:
         settings["algo"] = declared(ALGOS[algo])()
     name = "serial" if sampler in (None, "auto") else sampler
-    for given, known in ((name, SAMPLERS), (inner, INNER)):
+    for what, given, known in (("unknown sampler ", name, SAMPLERS), ("sampler.inner=", inner, INNER)):
         if given is not None and ":" not in given and given not in known:
-            raise ConfigError(f"unknown sampler {given!r}; {nearest(given, known)}")
+            raise ConfigError(f"{what}{given!r}; {nearest(given, known)}")
     if name in SAMPLERS:
         settings["sampler"] = declared(SAMPLERS[name])()
         if inner in INNER and hasattr(settings["sampler"], "inner"):

@@ -191,14 +191,9 @@ QUICK = {
     "preset file nothing": ["train", "ppo", "--env", "CartPole-v1", "--preset-file", "nowhere.toml"],
 }
 KNOWS_IDS = {
-    "environment",
-    "preset",
-    "preset's algorithm",
-    "run directory without a name",
-    "trace",
-    "bench's environment",
-}
-KNOWS_IDS |= {"no such env", "launch's environment", "launch's value"}
+    "environment", "preset", "preset's algorithm", "run directory without a name", "trace", "bench's environment",
+    "no such env", "launch's environment", "launch's value",
+}  # fmt: skip
 """Those that ask Gymnasium which ids there are, after all else is found right."""
 
 

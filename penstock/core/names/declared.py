@@ -14,7 +14,8 @@ from typing import Any
 from penstock.core.config import import_object
 from penstock.core.limits import check_limits
 
-_ROOT = Path(__file__).parents[3]
+_PACKAGE = Path(__file__).parents[2]
+_ROOT = _PACKAGE.parent
 _OPENING = f"{__name__.partition('.')[0]}."
 _LIGHT = __name__.rpartition(".")[0].rpartition(".")[0]
 """The layer whose modules may be imported: they load no torch."""
@@ -58,6 +59,12 @@ def texts(cls: type) -> dict[str, str]:
             own = {f.name: f.metadata["text"] for f in dataclasses.fields(base) if "text" in f.metadata}
             found |= {name: text for name, text in (own or _texts_in_source(base)).items() if text}
     return {f.name: found.get(f.name, "") for f in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
+
+
+def is_declared(name: str) -> bool:
+    """True if some class of this package may declare a field of this name; quicker than to read them all."""
+    field = f"\n    {name}: "
+    return any(field in path.read_text(encoding="utf-8") for path in _PACKAGE.rglob("*.py"))
 
 
 class FieldTexts:
