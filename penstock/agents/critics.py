@@ -66,7 +66,8 @@ class StackedMLP(nn.Module):
 
 def hold_temperature(log_alpha: Tensor, settings: Any) -> None:
     """Sets log(alpha) of a soft agent to the settings' `alpha`, unless that is learned ("auto")."""
-    if (alpha := getattr(settings, "alpha", "auto")) != "auto":
+    alpha: Any = getattr(settings, "alpha", "auto")
+    if alpha != "auto":
         log_alpha.data.fill_(math.log(max(alpha, _COLDEST)))
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -94,7 +95,11 @@ class Parser(argparse.ArgumentParser):
             "--env-options", nargs="+", default=[], metavar="K=V", help="options that every reset of it is given"
         )
         self.add_argument(
-            "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+            "--wrappers",
+            nargs="*",
+            default=[],
+            metavar="NAME",
+            help="wrappers in order: module:qualname, or Gymnasium's by name, e.g. 'TimeLimit(100)'",
         )
         self.add_argument(
             "--env-drop",
@@ -228,11 +233,11 @@ def require_modules(imports: Sequence[str], words: Sequence[str]) -> None:
     search_here([*(module.partition(".")[0] for module in imports), *modules_named(words)])
     import_modules([module for module in imports if _is_missing(module)])
     for word in words:
-        module, colon, _ = word.partition(":")
-        if colon and _is_missing(module):
+        named = re.match(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*", word)  # a wrapper's arguments may follow
+        if named is not None and _is_missing(named[1]):
             from penstock.core.config import import_object
 
-            import_object(word)
+            import_object(named[0])
 
 
 def _is_missing(module: str) -> bool:

@@ -93,6 +93,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
 def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool, trust: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.files.rundir import free_run_dir
+    from penstock.run.files.supplied_arguments import require_storable
     from penstock.run.loop import train
     from penstock.run.plan import Plan
     from penstock.run.result import in_a_line
@@ -101,6 +102,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool,
         dir_ = f"{exp.run.dir}-s{seed}" if len(seeds) > 1 and exp.run.dir is not None else exp.run.dir
         return replace(exp, run=replace(exp.run, seed=seed, dir=dir_))
 
+    require_storable(exp, "penstock eval, record and resume make it again by what was stored")
     for seed in seeds:  # before the first begins, not hours later
         free_run_dir(of_seed(seed))
     if auto:

@@ -234,7 +234,7 @@ def _words(path: str, value: str) -> list[str]:
     from penstock.core.config import split_values
 
     if value.startswith("[") and value.endswith("]"):
-        return [f"--{path}", *split_values(value[1:-1])]
+        return [f"--{path}", *filter(None, split_values(value[1:-1]))]
     return [f"--{path}={value}"] if value.startswith("-") else [f"--{path}", value]
 
 

@@ -25,6 +25,8 @@ _LARGEST = (1 << 63) - 1
 _FINITE = sys.float_info.max
 _MOST_VALUES = 1 << 12
 """Values of one setting, at most."""
+_MARKS = {"class", "import", "tuple", "unstorable"}
+"""Keys of a dict in plain settings that is no dict."""
 _LONGEST = 200
 """Most characters of a value in a message."""
 _NUMBERS = re.compile(r"[\[(]?\s*\d[\d_.e+-]*(\s*,\s*\d[\d_.e+-]*)*\s*,?\s*[\])]?")
@@ -112,6 +114,13 @@ def to_plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if type(value) is functools.partial:
+        bound: Any = value
+        plain = {"args": [*map(_argument, bound.args)], "kwargs": _argument(bound.keywords)}
+        called = to_plain(bound.func)
+        if "import" in called:
+            return {**called, **plain}
+        return called if "unstorable" in called else {"unstorable": repr(value)}
     if callable(value):
         path = import_path(value)
         return {"import": path} if path else {"unstorable": getattr(value, "__qualname__", repr(value))}
@@ -120,11 +129,50 @@ def to_plain(value: Any) -> Any:
     return {"unstorable": repr(value)}
 
 
+def _argument(value: Any) -> Any:
+    """An argument of a partial as JSON data, so that a tuple comes back as one."""
+    if type(value) is tuple:
+        return {"tuple": [*map(_argument, value)]}
+    if type(value) is list:
+        return [*map(_argument, value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and not _MARKS & value.keys():
+        return {key: _argument(item) for key, item in value.items()}
+    return {"unstorable": repr(value)} if isinstance(value, Mapping) else to_plain(value)
+
+
+def _from_argument(plain: Any) -> Any:
+    """Inverse of `_argument`."""
+    if isinstance(plain, list):
+        return [*map(_from_argument, plain)]
+    if isinstance(plain, Mapping) and not _MARKS & plain.keys():
+        return {key: _from_argument(item) for key, item in plain.items()}
+    if isinstance(plain, Mapping) and "tuple" in plain:
+        return tuple(map(_from_argument, plain["tuple"]))
+    return from_plain(plain)
+
+
+def unstorable(plain: Any, where: str = "") -> dict[str, str]:
+    """The parts of plain settings that `from_plain` cannot bring back, by dotted path, as messages name them."""
+    if isinstance(plain, list):
+        return {path: said for i, item in enumerate(plain) for path, said in unstorable(item, f"{where}[{i}]").items()}
+    if not isinstance(plain, Mapping):
+        return {}
+    if "unstorable" in plain:
+        return {where: str(plain["unstorable"])}
+    found = {where: "a class that no module names"} if "class" in plain and plain["class"] is None else {}
+    for key, item in plain.items():
+        found |= unstorable(item, f"{where}.{key}".lstrip("."))
+    return found
+
+
 def from_plain(plain: Any) -> Any:
     """Inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
     if isinstance(plain, Mapping):
         if "import" in plain:
-            return import_object(plain["import"])
+            found = import_object(plain["import"])
+            if "args" not in plain:
+                return found
+            return functools.partial(found, *_from_argument(plain["args"]), **_from_argument(plain["kwargs"]))
         if "unstorable" in plain:
             raise ConfigError(
                 f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again"

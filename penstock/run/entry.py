@@ -36,6 +36,7 @@ from penstock.run.files.stored_experiment import (
     prefix_errors,
     read_config,
 )
+from penstock.run.files.supplied_arguments import warn_of_unstorable
 from penstock.run.files.trust import is_trusted, remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
@@ -53,6 +54,7 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
         )
     run_dir = free_run_dir(exp)
     _check_each(exp)
+    warn_of_unstorable(exp)
     with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(run_dir, exp.run.dir is not None)
         with RunLock(run_dir):

@@ -12,7 +12,7 @@ from penstock.core.config import differences, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
-from penstock.envs.make import Checks, EnvConfig, StateOf, refuse_made
+from penstock.envs.make import Checks, EnvConfig, StateOf, Wrapper, as_wrappers, refuse_made
 
 if TYPE_CHECKING:
     from penstock.learn.algorithm import Algorithm
@@ -138,8 +138,9 @@ class Experiment:
     """Length, seed, evaluation, checkpoints and directory."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environment."""
-    wrappers: tuple[str | Callable[..., Any], ...] = ()
-    """Wrappers of each environment, applied in order: `module:qualname` or callables."""
+    wrappers: tuple[Wrapper, ...] = ()
+    """Wrappers of each environment, applied in order: callables, `module:qualname`, short names, or one of these with
+    arguments, e.g. `("FrameStackObservation", {"stack_size": 4})`; see `EnvConfig.wrappers`."""
     info_keys: tuple[str, ...] = ()
     """Numeric keys of the step `info` to record and log; `is_success` always is."""
     imports: tuple[str, ...] = ()
@@ -169,6 +170,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         refuse_made(self.env)
+        object.__setattr__(self, "wrappers", as_wrappers(self.wrappers))
         check_settings(self)
         if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"

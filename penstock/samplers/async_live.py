@@ -131,8 +131,12 @@ class AsyncLive(Evaluates):
             for itr in range(max(min(ahead.next, done) - 1, 0), max(done, 1)):
                 self._kept[itr] = [batch.copy() for batch in ahead.buffer(itr)]
         rows = [last_row(batch) for batch in self._kept[max(done - 1, 0)]]
-        most = installed.seating.most_episodes(T)  # that can have begun in the batch that was lost
-        pool = PoolState.resetting((self._opened + most).tolist(), restarts=done)
+        table = os.pread(self._workers.memory_fds[TABLES[0]], 8 * TABLE_WORDS * B, 0)
+        if table:  # it counts also the episodes that workers' deaths have cut, and those that no row shows
+            self._opened = np.maximum(self._opened, np.frombuffer(table, np.int64)[::TABLE_WORDS])
+        else:  # of a pool that keeps none: all that can have begun in the batches that wait and in the one that was lost
+            self._opened += (max(done - ahead.next, 0) + 1) * installed.seating.most_episodes(T)
+        pool = PoolState.resetting(self._opened.tolist(), restarts=done)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies
         state = LiveState.resetting(
             pool,
@@ -140,7 +144,6 @@ class AsyncLive(Evaluates):
             row=installed.by_id(rows),
             out_of_bounds={**dict.fromkeys(ids, 0), ids[0]: outside},
         )
-        self._opened += most
         self._continues = SetInner(state.to_plain(), done)
 
     # The live sampler.

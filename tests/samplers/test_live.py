@@ -250,7 +250,7 @@ WITHOUT_DEFAULT = {
 }
 """The members that every pool of one's own must write, as its error shows them."""
 WITH_DEFAULT = {
-    *("broken", "evaluation", "place", "invalidate", "evaluation_slots", "warmup", "metrics"),
+    *("broken", "evaluation", "place", "invalidate", "evaluation_slots", "warmup", "newest_episodes", "metrics"),
     *("seats", "takes_turns", "log", "device", "pending", "finished", "limit"),
 }
 

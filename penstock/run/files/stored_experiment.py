@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, override
+from penstock.core.config import from_plain, override, unstorable
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
@@ -276,7 +276,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The plain experiment without a policy_mapping_fn that could not be stored."""
-    lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
+    lost = unstorable(plain["algo"].get("policy_mapping_fn"))
     return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
 
 
