@@ -113,6 +113,8 @@ _WHERE = {
     "replay_to_dataset": "penstock.run.replays.contents",
     "q_agent": "penstock.agents.q_agent",
     "resume": "penstock.run.loop",
+    "Runs": "penstock.run.plots.run_table",
+    "runs": "penstock.run.plots.run_table",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.batch_parts",
     "timeslices": "penstock.core.batch_parts",
@@ -226,6 +228,7 @@ if TYPE_CHECKING:
     from penstock.run.loop import Run as Run, resume as resume, train as train
     from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs
+    from penstock.run.plots.run_table import Runs as Runs, runs as runs
     from penstock.run.presets import preset as preset
     from penstock.run.replays.contents import load_replay as load_replay, replay_to_dataset as replay_to_dataset
     from penstock.run.result import Result as Result
@@ -254,7 +257,13 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
+        found = getattr(importlib.import_module(_WHERE[name]), name)
+        if isinstance(found, type) and "__dataclass_fields__" in vars(found):
+            from penstock.core.names.declared import FieldTexts
+
+            if not isinstance(vars(found).get("__doc__"), FieldTexts):
+                found.__doc__ = FieldTexts(found)  # pyright: ignore[reportAttributeAccessIssue]
+        return found
     if name in _MODULES:
         return importlib.import_module(f"penstock.{name}")
     if name[:1] == "_":  # asked for by tools, such as __wrapped__

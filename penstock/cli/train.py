@@ -8,7 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.cli.settings import experiment, train_parser
+from penstock.cli.options import Parser, import_modules
+from penstock.cli.settings import check_early, declared_settings, experiment, train_parser
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.files.inits import Init, of_words
 
@@ -22,14 +23,14 @@ def run(argv: list[str]) -> int:
     parser = train_parser()
     algo = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[algo is not None :])
-    wants_help = any(a in ("-h", "--help") for a in rest)
-    if wants_help and algo is None and args.config is None:
-        parser.print_help()
-        return 0
-    if args.config is None and (algo is None or (args.env is None and not wants_help)):
+    wants_help = any(a in ("-h", "--help", "--help-all") for a in rest)
+    if wants_help:
+        return _help(parser, algo, args, "--help-all" in rest)
+    if args.config is None and (algo is None or args.env is None):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
-    if args.sampler != "cpu" or wants_help:
+    check_early(algo, args, rest)
+    if args.sampler != "cpu":
         return _train(algo, args, rest)
     from penstock.processes.fork_client import end_ahead, start_ahead
     from penstock.processes.python import one_thread_environment
@@ -57,6 +58,23 @@ def _train(algo: str | None, args: argparse.Namespace, rest: list[str]) -> int:
             values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
     return _train_all(exp, args.seeds or [exp.run.seed], of_words(args.init), args.sampler == "auto", args.trust)
+
+
+def _help(parser: Parser, algo: str | None, args: argparse.Namespace, whole: bool) -> int:
+    """Prints the options of `train`, and with an algorithm its settings; those of a class of one's own are imported."""
+    parser.print_help(whole=whole)
+    if algo is None:
+        return 0
+    from penstock.cli.help import settings_help
+
+    import_modules(args.imports, [algo, args.sampler, args.inner])
+    settings = declared_settings(algo, args.sampler, args.inner)
+    if ":" in algo:
+        from penstock.algos import make_algo
+
+        settings = {"algo": make_algo(algo), **settings}
+    print(settings_help(settings, whole))
+    return 0
 
 
 def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:

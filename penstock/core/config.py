@@ -42,12 +42,10 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
     Raises:
         ConfigError: an unknown path (the message names the nearest), or a value of the wrong type.
     """
-    for path, value in changes.items():
-        settings = _override_one(settings, path.split("."), path, value)
-    return settings
+    return _changed(settings, [(path.split("."), path, value) for path, value in changes.items()])
 
 
-def known_names(cls: type[S], *args: object, **given: object) -> S:
+def _known_names(cls: type[S], *args: object, **given: object) -> S:
     """The `__new__` of settings: refuses names that they do not have before the dataclass's `__init__` does.
 
     Raises:
@@ -60,6 +58,13 @@ def known_names(cls: type[S], *args: object, **given: object) -> S:
 
             raise ConfigError(f"{cls.__name__} has no setting {name!r}; {hint(name, cls)}")
     return object.__new__(cls)
+
+
+# `inspect.signature` leaves out a `__new__` written in C and shows the fields, which is what a notebook asks for.
+if typing.TYPE_CHECKING:
+    known_names = _known_names
+else:
+    known_names = functools.partial(_known_names).__call__
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
@@ -79,6 +84,21 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         of_text = hints[f.name] in (int, float, bool) and isinstance(given, (str, float))
         if foreign or (of_text and type(meant) is not type(given)) or (isinstance(meant, tuple) and meant is not given):
             object.__setattr__(settings, f.name, meant)
+
+
+def differences(settings: Any) -> str:
+    """Settings as one would write them, without those at their default: `PPO(lr=0.001, net=Net(hidden=(8,)))`."""
+    if isinstance(settings, Mapping):
+        return f"{{{', '.join(f'{key!r}: {differences(value)}' for key, value in settings.items())}}}"
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        return getattr(settings, "__qualname__", None) or repr(settings)
+    said: list[str] = []
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.repr and value != default:
+            said.append(f"{f.name}={differences(value)}")
+    return f"{type(settings).__name__}({', '.join(said)})"
 
 
 def to_plain(value: Any) -> Any:
@@ -217,31 +237,44 @@ def _of_one(settings: Any, key: str, path: str) -> str:
     return ""
 
 
-def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
-    key, *rest = keys
+def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
+    """The settings with changes (keys, path, value), all at once: checks of several fields see them together."""
+    changed: dict[str, Any] = {}
+    for key in dict.fromkeys(keys[0] for keys, _, _ in changes):
+        mine = [(keys[1:], path, value) for keys, path, value in changes if keys[0] == key]
+        below = [change for change in mine if change[0]]
+        hint = _hint_at(settings, key, mine[0][1], bool(below))
+        new = settings.get(key, {}) if isinstance(settings, Mapping) else getattr(settings, key)
+        for keys, path, value in mine:
+            new = new if keys else _convert(value, hint, path)
+        if below and new is None:  # such as an affinity, which is None by default
+            choices: list[Any] = [choice for choice in typing.get_args(hint) if dataclasses.is_dataclass(choice)]
+            new = choices[0]() if choices else None
+        changed[key] = _changed(new, below) if below else new
     if isinstance(settings, Mapping):
-        if rest and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
-            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
-        below = _override_one(settings.get(key, {}), rest, path, value) if rest else value
-        return {**settings, key: below}
+        return {**settings, **changed}
+    if not changed:
+        return settings
     if _is_named_tuple(type(settings)):
-        known = list(settings._fields)
-    elif dataclasses.is_dataclass(settings):
-        known = [f.name for f in dataclasses.fields(settings)]
-    else:
+        return settings._replace(**changed)
+    return dataclasses.replace(settings, **changed)
+
+
+def _hint_at(settings: Any, key: str, path: str, below: bool) -> Any:
+    """The type of a setting. Raises ConfigError if there is none of that name."""
+    if isinstance(settings, Mapping):
+        if below and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
+            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
+        return Any
+    if not (_is_named_tuple(type(settings)) or dataclasses.is_dataclass(settings)):
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
-    if key not in known:
+    hints = _hints(type(settings))
+    if key not in getattr(settings, "_fields", ()) and key not in getattr(settings, "__dataclass_fields__", ()):
         from penstock.core.names.hints import hint
 
         said = _of_one(settings, key, path) or hint(key, type(settings))
         raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {said}")
-    if rest:
-        changed = _override_one(getattr(settings, key), rest, path, value)
-    else:
-        changed = _convert(value, _hints(type(settings))[key], path)
-    if _is_named_tuple(type(settings)):
-        return settings._replace(**{key: changed})  # pyright: ignore[reportAttributeAccessIssue]
-    return dataclasses.replace(settings, **{key: changed})  # pyright: ignore[reportArgumentType]
+    return hints[key]
 
 
 @functools.cache
@@ -357,3 +390,15 @@ def whole(text: str) -> int:
     if abs(found) > _LARGEST:
         raise ValueError(f"{text:.30} takes more than 64 bits")
     return found
+
+
+def split_values(text: str) -> tuple[str, ...]:
+    """The values between commas outside brackets: "linear(1e-3, 0),3e-4" holds two."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return tuple(part.strip() for part in parts)

@@ -176,6 +176,18 @@ def make_registered(id_: str, **kwargs: Any) -> Any:
         raise UnknownIdError(id_) from error
 
 
+def require_known(id_: str) -> None:
+    """Raises ConfigError for an id that nothing registers; no environment is made."""
+    if own_factory(id_) is not None or id_ in _shipped:
+        return
+    try:
+        gym.spec(id_)
+    except gym.error.DeprecatedEnv as error:
+        raise ConfigError(str(error)) from error
+    except gym.error.Error as error:
+        raise UnknownIdError(id_) from error
+
+
 def make_vectorized(
     id_: str, *, vectorized: bool | str = True, num_envs: int = 1, raw: bool = False, **kwargs: Any
 ) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
-from penstock.core.config import known_names
+from penstock.core.config import differences, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
@@ -122,7 +122,7 @@ class RunConfig:
             raise ConfigError(f"run.trace={self.trace!r}; expected a name that ends in .json, e.g. trace.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Experiment:
     """Environment, algorithm, sampler and run; `ps.train` trains it."""
 
@@ -200,6 +200,9 @@ class Experiment:
                 raise ConfigError(f"{name} is an EnvConfig with evaluation=...; give that as the experiment's eval_env")
         if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
             raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
+
+    def __repr__(self) -> str:
+        return differences(self)
 
     @property
     def env_config(self) -> EnvConfig:

@@ -134,7 +134,7 @@ class AsyncLive(Evaluates):
         table = os.pread(self._workers.memory_fds[TABLES[0]], 8 * TABLE_WORDS * B, 0)
         if table:  # it counts also the episodes that workers' deaths have cut, and those that no row shows
             self._opened = np.maximum(self._opened, np.frombuffer(table, np.int64)[::TABLE_WORDS])
-        else:  # of a pool that keeps none: all that can have begun in the batches that wait and in the one that was lost
+        else:  # all that can have begun in the batches that wait and in the one that was lost
             self._opened += (max(done - ahead.next, 0) + 1) * installed.seating.most_episodes(T)
         pool = PoolState.resetting(self._opened.tolist(), restarts=done)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies

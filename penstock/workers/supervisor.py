@@ -59,7 +59,7 @@ class Workers:
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether waiters yield.
         module: that the processes run. forked_with: modules that a process imports to fork them of; with none each is a
-            fresh interpreter. shared: a parent process's memory for the training batches and their episode table, and its
+            fresh interpreter. shared: a parent process's memory for training batches and their episode table, and its
             watch over this process, which sees from here that the wait for workers goes on; None if there is none.
     """
 

@@ -225,8 +225,8 @@ class EnvRunner:
         """Makes the next fragment follow these last rows of a lost runner: every slot resets into a new episode.
 
         Args:
-            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: of each slot the newest
-                that may have begun; the next one has the number after.
+            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: of each slot the
+                newest that may have begun; the next one has the number after.
         """
         self._acting.live.resume(rows, None, PoolState.resetting(episodes), [None] * len(episodes))
         self._itr = itr
