@@ -16,6 +16,7 @@ from penstock.agents.noisy import NoisyMLP
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.tree import tree_leaves, tree_map
 from penstock.testing import check_agent
 
 VECTOR = LeafSpec("box", (3,), "float32", -1.0, 1.0)
@@ -201,11 +202,23 @@ def test_a_critic_has_a_memory_of_its_own_or_none(shared: Any, kind: Any, cell: 
     T, B = 5, 4
     obs, first = torch.randn(T, B, 3), torch.rand(T, B) < 0.3
     inputs = Inputs(obs, None, torch.randn(T, B), first)
-    found = agent(inputs, agent.initial_state(B))
+    state = tree_map(torch.randn_like, agent.initial_state(B))
+    found = agent(inputs, state)
     flat = inputs.flat()
-    seen = (agent.actor if shared else agent.critic)(flat, flat.obs).reshape(T, B, -1)
-    if kind == "own":
-        seen, _ = agent.critic_memory(seen, first, agent.critic_memory.initial_state(B))
+    features, seen = agent.actor(flat, flat.obs), (agent.actor if shared else agent.critic)(flat, flat.obs)
+    own = kind == "own"
+    out, after = agent.memory(features.reshape(T, B, -1), first, state["actor"] if own else state)
+    torch.testing.assert_close(found.dist.logp, agent.head.linear(out).log_softmax(-1))
+    seen = seen.reshape(T, B, -1)
+    if own:
+        seen, valued = agent.critic_memory(seen, first, state["critic"])
+        after = {"actor": after, "critic": valued}
+    with torch.no_grad():
+        for t in range(T):
+            step = Inputs(obs[t], None, inputs.prev_reward[t], first[t])
+            _, _, state = agent.act(step, state, torch.rand(B, 1))
+    for a, b in zip(tree_leaves(state), tree_leaves(after), strict=True):
+        torch.testing.assert_close(a, b)
     torch.testing.assert_close(found.value, agent.value_head(seen).squeeze(-1))
     own = torch.autograd.grad(found.value.sum(), list(agent.memory.parameters()), allow_unused=True)
     assert all(g is None for g in own)  # the actor's memory is no part of the value

@@ -257,6 +257,23 @@ def test_an_encoder_in_eval_may_have_batch_norm_and_the_trial_leaves_no_trace() 
     check_agent(agent, spec_of(VECTOR))
 
 
+class Counting(Wrong):
+    def __init__(self, obs: Any) -> None:
+        super().__init__(obs)
+        self.register_buffer("rows", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("rows").add_(len(x))
+        return self.layer(x)
+
+
+def test_the_trial_leaves_buffers_as_they_were() -> None:
+    encoder: Any = Encoder(VECTOR, CHOICE, ps.Net(encoder=Counting)).own["obs"]
+    assert encoder.rows == 0.0
+    encoder(torch.zeros(3, 3))
+    assert encoder.rows == 3.0
+
+
 def weights(tmp_path: Path, name: str, module: nn.Module, prefix: str = "") -> str:
     file = tmp_path / name
     state = {prefix + key: x for key, x in module.state_dict().items()}
