@@ -262,7 +262,7 @@ def _schedules(settings: Any) -> Iterator[tuple[str, Schedule]]:
 
 @functools.cache
 def _schedule_fields(cls: type) -> dict[str, tuple[str, ...]]:
-    """The fields annotated as `Schedule`, or as `float | str`, each with the words that stand for something else, such as "auto"."""
+    """The fields annotated as `Schedule`, or as `float | str`, each with the words that are none, such as "auto"."""
     hints = typing.get_type_hints(cls)
     found: dict[str, tuple[str, ...]] = {}
     for f in fields(cls):

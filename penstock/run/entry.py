@@ -19,10 +19,10 @@ from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy_file import read_policy_file
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
-from penstock.run.changes import CHANGES, at, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
+from penstock.run.files.changes import CHANGES, at, known_steps, plain_changes, with_changes, write_change
 from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config

@@ -18,9 +18,9 @@ from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
-from penstock.run.changes import at
 from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
+from penstock.run.files.changes import at
 from penstock.run.files.inits import Init
 from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Iteration, PendingIteration

@@ -24,11 +24,11 @@ from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, by_id,
 from penstock.learn.precision import compute
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.fork_client import end_ahead
-from penstock.run.changes import at, changed, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
+from penstock.run.files.changes import at, changed, known_steps, plain_changes, with_changes, write_change
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored_experiment import CONFIG, OTHERS, as_checkpoint_error
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
@@ -120,7 +120,7 @@ class Trainer:
                 device = self.learners.device(device)
             self.policy: LoadedPolicy = plan.make_policy(device)
             compute(self.policy, exp.run.precision, exp.run.compile)
-            self._training_step: TrainingStepFn = self._step
+            self._training_step: TrainingStepFn = getattr(plan.algo, "training_step", training_step)
             if self._init is not None:
                 self._init.into(self.policy)
             if self._agents is not None and self._rank is None:
@@ -130,7 +130,7 @@ class Trainer:
                 self.sampler = live = plan.make_sampler()
             else:
                 self.sampler = live = self.learners.sampler(plan, device)
-                self._training_step = self.learners.join(self.policy, self._training_step)
+                self._training_step = self.learners.join(self.policy, self._step)
             require_members(self.sampler, Sampler, "docs/writing-a-sampler.md")
             end_ahead()
             examples = self.sampler.initialize(agents_of(self.policy))
@@ -156,7 +156,7 @@ class Trainer:
         if not self.threads:
             self.threads = fastest_threads(self.policy, self.sampler)
         self.policy.set_progress(self.env_steps / self.exp.run.steps, self.env_steps)
-        before = {name: policy.updates for name, policy in trained_policies(self.policy).items()}
+        before = self._updates() if self.exp.run.stop else {}
         try:
             step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
@@ -196,8 +196,12 @@ class Trainer:
         return metrics
 
     def _step(self, policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
+        """The present algorithm's training step, inside that of several learners."""
         step: TrainingStepFn = getattr(self.plan.algo, "training_step", training_step)
         return step(policy, sampler, itr)
+
+    def _updates(self) -> dict[str, int]:
+        return {name: policy.updates for name, policy in trained_policies(self.policy).items()}
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Changes settings by path from the next iteration on, as `Run.set` says; in the journal if there is one."""
@@ -219,6 +223,8 @@ class Trainer:
         def take() -> None:
             of_policy()
             self.plan, self.exp = plan, exp
+            if self.learners is None:
+                self._training_step = getattr(algo, "training_step", training_step)
 
         return take
 

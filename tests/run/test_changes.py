@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.run.changes import CHANGES, RUN_SETTINGS, changed
+from penstock.run.files.changes import CHANGES, RUN_SETTINGS, changed
 
 NET = ps.Net(hidden=(8,))
 NET_OF_R2D1 = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8)
