@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ConfigError
 
-_NUMBER = re.compile(r"[+-]?((\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|nan|inf)", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?((\d[\d_]*(\.[\d_]*)?|\.\d+)(e[+-]?\d+)?|nan|inf)", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d[\d_]*(,\d[\d_]*)*")
 
 

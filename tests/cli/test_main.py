@@ -98,7 +98,7 @@ WRONG = {
         "replay_ratio=inf; expected more than 0, finite",
     ),
     "no number": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.alpha", "nan"], 2, "alpha=nan"),
-    "no step size": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.lr", "inf"], 2, "no finite number"),
+    "no step size": (["train", "sac", "--env", "Pendulum-v1", *QUIET, "--algo.lr", "inf"], 2, "lr=inf; expected more than 0, finite"),
     "no support": (["train", "dqn", "--env", "CartPole-v1", *QUIET, "--algo.v-max", "inf"], 2, "v_max=inf"),
     "option": (["train", "ppo", "--env", "CartPole-v1", "--imprt", "x"], 2, "--import"),
     "run directory without a name": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.dir", ""], 2, "run.dir=''"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.config import import_object
 from penstock.core.errors import known_words
-from penstock.core.names.declared import declared, is_declared
+from penstock.core.names.declared import declared, field_names
 
 _FORM = re.compile(r"([\w.-]+)(?:: (.+))?")
 _NO_OPTION = ("algo", "run", "imports")
@@ -91,7 +91,7 @@ def slips(name: str, known: Iterable[str]) -> list[str]:
 
 def owners(name: str) -> dict[str, list[type]]:
     """Our classes that have a setting of this name, by the path that settings of them lie at: "", `run`, `algo.net`."""
-    if not is_declared(name):
+    if name not in field_names():
         return {}
     having = {at: [cls for cls in classes if name in settings_of(cls)] for at, classes in settings_classes().items()}
     return {at: classes for at, classes in having.items() if classes}
