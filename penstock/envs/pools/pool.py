@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import EnvContractError
+from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, struct, tree_map
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -55,6 +56,8 @@ class PoolState:
     """Number of restarts of a native pool, which cannot restore its episodes."""
     faults: dict[str, int] = field(default_factory=dict[str, int])
     """Faults of worker processes by kind since the run began."""
+    calls: list[list[CallRecord]] = field(default_factory=list[list[CallRecord]])
+    """The calls that its environment has had; empty if no slot had any."""
 
     @classmethod
     def resetting(cls, episode: list[int], **rest: Any) -> PoolState:
@@ -69,12 +72,16 @@ class PoolState:
 
     def of(self, slots: slice) -> PoolState:
         """The same for some of the slots."""
-        return PoolState(**{name: getattr(self, name)[slots] for name in PER_SLOT}, tick=self.tick)
+        known = {name: getattr(self, name)[slots] for name in PER_SLOT}
+        return PoolState(**known, tick=self.tick, calls=self.calls[slots])
 
     def put(self, slots: slice, part: PoolState) -> None:
         """Replaces these slots."""
         for name in PER_SLOT:
             getattr(self, name)[slots] = getattr(part, name)
+        if self.calls or part.calls:
+            self.calls = self.calls or [[] for _ in self.episode]
+            self.calls[slots] = part.calls or [[] for _ in part.episode]
 
     @classmethod
     def join(cls, parts: Sequence[PoolState]) -> PoolState:
@@ -85,6 +92,8 @@ class PoolState:
         joined: dict[str, Any] = {name: [x for part in parts for x in getattr(part, name)] for name in PER_SLOT}
         joined["began"] = [n + parts[0].tick - part.tick for part in parts for n in part.began]
         joined["faults"] = dict(sum((Counter(part.faults) for part in parts), Counter()))
+        if any(part.calls for part in parts):
+            joined["calls"] = [x for part in parts for x in part.calls or [[] for _ in part.episode]]
         return replace(parts[0], restarts=max(part.restarts for part in parts), **joined)
 
     def split(self, slots: Sequence[slice]) -> list[PoolState]:
@@ -95,12 +104,14 @@ class PoolState:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for a checkpoint; `PoolState.from_plain` is the inverse."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**plain, "calls": [[tuple(x) for x in mine] for mine in self.calls]}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> PoolState:
         """The state that `to_plain` described."""
-        return cls(**plain)
+        calls = [[CallRecord(*x) for x in mine] for mine in plain.get("calls", ())]
+        return cls(**{**plain, "calls": calls})
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
@@ -192,6 +203,23 @@ class BatchColumns(Protocol):
     @required
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        """Executes a call in the environments of these slots, between two batches; returns an answer for each.
+
+        Raises:
+            ConfigError: this pool has no environment for each slot.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} steps all slots as one batched environment, which has no environment for each slot "
+            f"to {call.kind} {call.name!r} in; make the environments one by one, or let the environment itself decide"
+        )
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        """Repeats the calls of each slot in environments that have had none yet."""
+        for mine in calls:
+            for record in mine:
+                self.call(record.call, [])
 
     def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers, and recurrent states [B, ...] of agents that act there, to where it writes them."""

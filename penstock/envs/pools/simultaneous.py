@@ -117,6 +117,7 @@ class SimultaneousPool(AgentsPool):
             return True
         if found["env"] is not None and offers_state(env):
             host.reset(e, again=True)
+            host.repeat(e)
             env.set_state(found["env"])
             there.restore(e, found["there"])
         elif not replay_parallel(there, e, found, self._outs, self._to_env):

@@ -174,9 +174,11 @@ class TurnPool(AgentsPool):
             return True
         self.there.open(e, again=True)
         if found["env"] is not None and offers_state(env):
+            host.repeat(e)
             env.set_state(found["env"])
         elif found["journal"] is None or not replay_turns(
-            env, self.there.journals[e], found["journal"], self.there.action_of, host.seating.agents
+            env, self.there.journals[e], found["journal"], self.there.action_of, host.seating.agents,
+            lambda moves: host.repeat(e, moves),
         ):
             self.there.forget(e)
             return False

@@ -12,6 +12,7 @@ from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.agent_envs import Account, AgentEnvs
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
@@ -62,9 +63,9 @@ class AgentsPool(EnvPool):
 
     def restored(self, state: PoolState, restore: Callable[[int, Any], bool]) -> list[int]:
         """Goes on from a state; returns the environments that `restore(e, snapshot)` did not bring back."""
-        self.host.set_state(state)
+        self.host.begin_restore(state)
         lost = [e for e, found in enumerate(state.snapshot) if not restore(e, found)]
-        self.host.set_state(state, lost)
+        self.host.end_restore(state, lost)
         return lost
 
     def recv(self) -> int:
@@ -79,3 +80,9 @@ class AgentsPool(EnvPool):
 
     def close(self) -> None:
         self.host.close()
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        return self.host.call(call, slots)
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        self.host.recall(calls)
