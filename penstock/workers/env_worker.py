@@ -155,6 +155,8 @@ class SamplingProcess(Host):
             None if args is None or g not in pools else getattr(pools[g], mail.method)(*args)
             for g, args in enumerate(mail.args)
         ]
+        if mail.method == "call":
+            return [mine and [tuple(x) for x in mine] for mine in answers]
         return [x.to_plain() if isinstance(x, PoolState) else x for x in answers]
 
     def make(self, mail: MakePool) -> Any:
@@ -171,6 +173,8 @@ class SamplingProcess(Host):
                 pools[g] = pool_for(mail.config, mail.seed, own, settings)
                 pools[g].host.ledger = ledger[slots]
         self.pools[mail.pool], self.shares[mail.pool] = pools, mail.shares
+        for g, pool in pools.items() if mail.calls else ():
+            pool.recall(mail.calls[g])
         return next((pool.specs[0].to_plain() for pool in pools.values()), None)
 
     def attach(self, mail: Attach) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import CallRecord
 from penstock.envs.pools.settings import PoolSettings
 
 
@@ -63,6 +64,8 @@ class MakePool:
     """True for a replacement: it goes on from the ledger instead of clearing it."""
     entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
+    calls: tuple[list[list[CallRecord]], ...] = ()
+    """By part and slot the calls that a new environment repeats; empty for none."""
 
 
 class Acting(NamedTuple):

@@ -21,14 +21,20 @@ UNSTARTED = 0, -1
 class Answer(NamedTuple):
     """The outcome of a call in one environment."""
 
-    status: Literal["done", "unsendable", "raised", "missing", "absent"]
-    """`unsendable`: done, but the value is no plain data. `absent`: the slot has no environment for now."""
+    status: Literal["done", "unsendable", "raised", "missing", "absent", "refused"]
+    """`unsendable`: done, but the value is no plain data. `absent`: the slot has no environment for now. `refused`: no
+    slot can have one."""
     value: Any = None
     """`done`: the encoded value. `missing`: a hint at names that are there. Else the error as text."""
     episode: int = UNSTARTED[0]
     """Number of the slot's open episode, or of the next one where none is open."""
     step: int = UNSTARTED[1]
     """Steps taken in it; -1 where its reset is yet to come."""
+
+    @property
+    def counts(self) -> bool:
+        """The slot's environment, or the next one if it is absent, has had the call."""
+        return self.status not in ("missing", "refused")
 
 
 class EnvCall(NamedTuple):
@@ -96,6 +102,25 @@ def execute(env: Any, call: EnvCall) -> Answer:
     except (TypeError, ValueError, RecursionError) as error:
         method = f"; it is a method: use envs.call({call.name!r})" if call.kind == "get" and callable(value) else ""
         return Answer("unsendable", f"{error}{method}")
+
+
+def plain(calls: Sequence[Sequence[CallRecord]]) -> list[list[tuple[Any, ...]]]:
+    """Histories by slot as plain data; `from_plain` is the inverse."""
+    return [[tuple(x) for x in mine] for mine in calls]
+
+
+def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord]]:
+    """The histories that `plain` described."""
+    return [[CallRecord(*x) for x in mine] for mine in calls]
+
+
+def recorded(
+    calls: list[list[CallRecord]], call: EnvCall, slots: Sequence[int], answers: Sequence[Answer]
+) -> None:
+    """Adds a call to the histories of the slots that have had it."""
+    for b, answer in zip(slots, answers) if call.kind != "get" else ():
+        if answer.counts:
+            calls[b] = remembered(calls[b], call.record(answer))
 
 
 def remembered(history: Sequence[CallRecord], record: CallRecord) -> list[CallRecord]:

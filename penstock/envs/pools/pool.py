@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, struct, tree_map
-from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, plain
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -104,14 +104,12 @@ class PoolState:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for a checkpoint; `PoolState.from_plain` is the inverse."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**plain, "calls": [[tuple(x) for x in mine] for mine in self.calls]}
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "calls": plain(self.calls)}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> PoolState:
+    def from_plain(cls, state: Mapping[str, Any]) -> PoolState:
         """The state that `to_plain` described."""
-        calls = [[CallRecord(*x) for x in mine] for mine in plain.get("calls", ())]
-        return cls(**{**plain, "calls": calls})
+        return cls(**{**state, "calls": from_plain(state.get("calls", ()))})
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
@@ -197,6 +195,8 @@ class BatchColumns(Protocol):
     """Rows are an agent's own turns."""
     log: EpisodeLog | None = None
     """The account of the episodes that ended in these batches, of environments of many agents; None for one."""
+    calls: Sequence[Sequence[CallRecord]] = ()
+    """By slot the calls that its training environment has had; () where there can be none."""
     device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
 
@@ -205,21 +205,17 @@ class BatchColumns(Protocol):
         """Ends the environments. A second call does nothing."""
 
     def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
-        """Executes a call in the environments of these slots, between two batches; returns an answer for each.
-
-        Raises:
-            ConfigError: this pool has no environment for each slot.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} steps all slots as one batched environment, which has no environment for each slot "
-            f"to {call.kind} {call.name!r} in; make the environments one by one, or let the environment itself decide"
+        """Executes a call in the environments of these slots, between two batches; returns an answer for each."""
+        text = (
+            f"{type(self).__name__} steps all slots as one batched environment and has no environment for each slot to "
+            f"{call.kind} {call.name!r} in; make the environments one by one to reach them"
         )
+        return [Answer("refused", text)] * len(slots)
 
     def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
         """Repeats the calls of each slot in environments that have had none yet."""
-        for mine in calls:
-            for record in mine:
-                self.call(record.call, [])
+        if any(calls):
+            raise ConfigError(f"{type(self).__name__} has no environment for each slot; these slots had calls of envs")
 
     def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers, and recurrent states [B, ...] of agents that act there, to where it writes them."""

@@ -36,6 +36,7 @@ class SerialPool(EnvPool):
     def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
         self.host = host = SlotEnvs(config, slots, settings)
         self.settings, self.evaluation = settings, settings.evaluation
+        self.calls = host.calls
         self.specs, self.info_keys = host.specs, host.info_keys
         (self.spec,) = host.specs
         self.groups = (Group(0, slice(0, len(host.envs))),)

@@ -14,7 +14,7 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_kept
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig, factory_slot
-from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, execute, remembered
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, execute, recorded
 from penstock.envs.pools.messages import fail, one_spec, slot_at, slot_name
 from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
 from penstock.envs.pools.settings import CALLING, CLOSING, MAKING, RESETTING, STEPPING, PoolSettings
@@ -113,9 +113,9 @@ class SlotEnvs:
             self.mark[1] = before
             episode = self.episode[e]
             place = (episode, 0) if e in self.ahead else (episode + 1, -1) if self.over[e] else (episode, self.taken(e))
-            answers.append(answer := answer._replace(episode=place[0], step=place[1]))
-            if answer.status != "missing" and call.kind != "get" and not self.evaluation:
-                self.calls[e] = remembered(self.calls[e], call.record(answer))
+            answers.append(answer._replace(episode=place[0], step=place[1]))
+        if not self.evaluation:
+            recorded(self.calls, call, slots, answers)
         return answers
 
     def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:

@@ -20,6 +20,7 @@ from penstock.core.noise import Noise
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, plain, recorded
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
 from penstock.samplers.acting_agents import last_row
 from penstock.samplers.runners.agent_bytes import together
@@ -58,6 +59,7 @@ class RunnerSource(Source):
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
         self._opened = np.zeros(B, np.int64)  # number of each slot's episode
+        self.calls: list[list[CallRecord]] = [[] for _ in range(B)]
         self._ticks = 0
         self._runner_metrics: dict[int, dict[str, float]] = {}
         self._gone: Counter[str] = Counter()  # faults inside runners that were lost
@@ -114,7 +116,8 @@ class RunnerSource(Source):
 
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
-        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
+        calls = [list(mine) for mine in self.calls] if any(self.calls) else []
+        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()), calls=calls)
         alive = [i for i in self.runners.alive if i in self._columns]
         found = self.runners.collect(
             {i: self.runners.call(i, "pool_state") for i in alive}, self.runners.start_timeout_s
@@ -133,6 +136,7 @@ class RunnerSource(Source):
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
         self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
+        self.calls = [list(mine) for mine in state.calls] or [[] for _ in self._opened]
         self._restored, self._previous = Counter(state.faults), outs
         self._gone.clear()
         self._runner_metrics.clear()
@@ -157,6 +161,25 @@ class RunnerSource(Source):
             mine = range(slots.start, slots.stop)
             lost += [mine[b] for b in found[i]] if i in found else [b for b in mine if not state.ended[b]]
         return sorted(lost)
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        answers = dict.fromkeys(slots, Answer("absent"))
+        own = {i: [b for b in slots if at.start <= b < at.stop] for i, at in self._slots.items()}
+        calls = {
+            i: self.runners.call(i, "call_envs", tuple(call), [b - self._slots[i].start for b in mine])
+            for i, mine in own.items()
+            if mine and i in self.runners.alive
+        }
+        for i, found in self.runners.collect(calls, self.runners.start_timeout_s).items():
+            answers |= zip(own[i], (Answer(*x) for x in found))
+        recorded(self.calls, call, slots, list(answers.values()))
+        return list(answers.values())
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        self.calls = [list(mine) for mine in calls]
+        alive = [i for i in self.runners.alive if i in self._slots]
+        sent = {i: self.runners.call(i, "recall", plain(self.calls[self._slots[i]])) for i in alive}
+        self.runners.collect(sent, self.runners.start_timeout_s)
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> EvaluationRunners:
         """Slots of an evaluation, dealt among the runners that are alive."""
@@ -228,10 +251,15 @@ class RunnerSource(Source):
 
     def _take_over(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
-        if i not in self._columns or self._previous is None:
+        if i not in self._columns:
             return
         slots = self._slots[i]
+        if self._previous is None:
+            if any(self.calls[slots]):
+                self._taking_over[i] = self.runners.call(i, "recall", plain(self.calls[slots]))
+            return
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
+        state.calls = self.calls[slots]
         rows, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
             for row, spec in zip(rows.values(), self.specs):

@@ -29,6 +29,7 @@ class AgentsPool(EnvPool):
         self.host = host = AgentEnvs(config, slots, settings, self.takes_turns)
         E, seating = len(host.envs), host.seating
         self.settings, self.evaluation = settings, settings.evaluation
+        self.calls = host.calls
         self.specs, self.seats, self.info_keys = host.specs, seating.seats, host.info_keys
         self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(self.seats))
         self.account = Account(E, seating.agents, self.info_keys, settings.discount)
