@@ -29,6 +29,7 @@ from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
 from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
+from penstock.samplers.accounts.envs import Envs
 from penstock.samplers.episodes import Episodes
 
 
@@ -224,6 +225,15 @@ class Run:
         run_dir = self.trainer.run_dir
         assert run_dir is not None
         return run_dir
+
+    @property
+    def envs(self) -> Envs:
+        """The sampler's environments between two iterations: `call` methods, `get` and `set` attributes; see `Envs`.
+
+        Raises:
+            ConfigError: the run is over, or its sampler is one that cannot reach environments.
+        """
+        return Envs(self._in_the_with().sampler)
 
     @property
     def result(self) -> Result:

@@ -42,8 +42,14 @@ class Envs:
         told: takes every call that environments have had, after it.
     """
 
-    def __init__(self, sampler: Evaluates, told: Callable[[Called], Any] | None = None) -> None:
-        self._sampler, self._told = sampler, told
+    def __init__(self, sampler: Any, told: Callable[[Called], Any] | None = None) -> None:
+        if not hasattr(sampler, "call_envs"):
+            raise ConfigError(
+                f"{type(sampler).__name__} has no call_envs(call, slots, evaluation), by which `envs` reaches "
+                "environments; inherit penstock.samplers.accounts.evaluation.Evaluates and write it"
+            )
+        self._sampler: Evaluates = sampler
+        self._told = told
 
     def __repr__(self) -> str:
         return f"Envs({type(self._sampler).__name__}, {len(self._sampler.calls_of_envs)} slots)"
@@ -86,9 +92,10 @@ class Envs:
         self._order("set", name, (value,), {}, slots, evaluation)
 
     def last_call(self, method: str, slot: int = 0) -> tuple[Any, ...] | None:
-        """Returns the arguments of the last call of a method in a training environment; None before the first."""
+        """Returns the positional arguments of the last call of a method in one slot that went well; None before it."""
         calls = self._sampler.calls_of_envs
-        own = [x for x in calls[slot] if (x.kind, x.name) == ("call", method)] if slot < len(calls) else []
+        mine = calls[slot] if 0 <= slot < len(calls) else ()
+        own = [x for x in mine if (x.kind, x.name, x.raised) == ("call", method, False)]
         return decode(own[-1].data)[0] if own else None
 
     def _order(
@@ -146,9 +153,9 @@ def _refuse(what: str, answers: dict[int, Answer], evaluation: bool) -> None:
             continue
         failed = by_status[status]
         first, done = answers[failed[0]], len(by_status.get("done", ())) + len(by_status.get("unsendable", ()))
-        where = f"{'evaluation ' * evaluation}slot{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
+        where = f"{'evaluation ' * evaluation}{_named(failed)}"
         others = f"; the other {done} slot{'s' * (done > 1)} executed it" if done else ""
-        if evaluation:
+        if evaluation and any(x.counts for x in answers.values()) and not what.startswith("envs.get"):
             others = "; evaluation environments are made anew without it"
         head, _, trace = str(first.value).partition("\n")
         if status == "refused":
@@ -159,3 +166,12 @@ def _refuse(what: str, answers: dict[int, Answer], evaluation: bool) -> None:
         if status == "raised":
             raise EnvWorkerError(f"{what}: {where}: {head}{others}\n{trace}")
         raise ConfigError(f"{what}: {where}: {head}; return plain data, or None")
+
+
+def _named(slots: list[int]) -> str:
+    """`slot 3`, `slots 0 to 7`, or `slots 1, 4, 6`."""
+    if len(slots) == 1:
+        return f"slot {slots[0]}"
+    if slots == list(range(slots[0], slots[-1] + 1)):
+        return f"slots {slots[0]} to {slots[-1]}"
+    return f"slots {', '.join(map(str, slots[:8]))}{' and others' * (len(slots) > 8)}"
