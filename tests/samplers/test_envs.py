@@ -172,16 +172,16 @@ def test_a_replacement_has_had_all_calls(
         sampler.envs.call("spawn", "a", slots=[1, 3])
         sampler.envs.set("gravity", 1.62, slots=[2])
         sampler.envs.set("scale", 2.0)
-        known = everything(sampler)
         for pid in descendants() - mine:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        sampler.envs.call("set_level", 4)  # while they are dead, maybe unseen
         for k in range(before, before + 30):
             batch, _ = sampler.obtain_samples(k)
             if batch.valid[-1].all() and sampler.metrics().get("faults/restarts"):
                 break
         assert sampler.metrics()["faults/restarts"], "nothing was killed"
-        assert everything(sampler) == known == [[3] * 4, [9.81, 9.81, 1.62, 9.81], [[], ["a"], [], ["a"]], [2.0] * 4]
+        assert everything(sampler) == [[4] * 4, [9.81, 9.81, 1.62, 9.81], [[], ["a"], [], ["a"]], [2.0] * 4]
     finally:
         sampler.shutdown()
 
