@@ -16,6 +16,7 @@ from penstock.core.batch import AnyBatch
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree
+from penstock.envs.pools.calls import from_plain
 from penstock.envs.pools.pool import PoolState
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
@@ -24,6 +25,7 @@ from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.state_codec import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
+from penstock.samplers.accounts.envs import Envs
 from penstock.samplers.accounts.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.runners.agent_bytes import together
@@ -92,6 +94,19 @@ class EnvRunner:
         """The policy's agent; of several a module list, in the order of the environment's seats."""
         policies = by_id(self.policy)
         return together([policies[name].agent for name in self._plan.seating.policies])
+
+    @property
+    def envs(self) -> Envs:
+        """This runner's environments, to call their methods and read or set their attributes; see `Envs`."""
+        return self._acting.live.envs
+
+    def call_envs(self, call: tuple[Any, ...], slots: list[int]) -> list[tuple[Any, ...]]:
+        """Executes a call in these of its slots; see `Runner.call_envs`."""
+        return self._acting.call_envs(call, slots)
+
+    def recall(self, calls: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Repeats the calls of each slot in environments that have had none yet."""
+        self._acting.recall(calls)
 
     def sample(self) -> AnyBatch:
         """Returns the next fragment: a batch [T, B] of this runner's slots, which the caller may keep."""
@@ -220,15 +235,22 @@ class EnvRunner:
         self._acting.take_weights(weights, version)
         self._version = version
 
-    def follow(self, rows: Mapping[str, dict[str, Tree]], itr: int, episodes: int) -> None:
+    def follow(
+        self,
+        rows: Mapping[str, dict[str, Tree]],
+        itr: int,
+        episodes: int,
+        calls: Sequence[Sequence[Sequence[Any]]] = (),
+    ) -> None:
         """Makes the next fragment follow these last rows of a lost runner: every slot resets into a new episode.
 
         Args:
             rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: that each slot has
-                begun, at most; the next one has the number after.
+                begun, at most; the next one has the number after. calls: that the environment of each slot has had.
         """
         B = self._plan.fragment.B
-        self._acting.live.go_on(rows, None, PoolState.resetting([episodes] * B), [None] * B)
+        state = PoolState.resetting([episodes] * B, calls=from_plain(calls))
+        self._acting.live.go_on(rows, None, state, [None] * B)
         self._itr = itr
 
     @property

@@ -20,7 +20,7 @@ from penstock.core.noise import Noise
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, plain, recorded
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, plain
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
 from penstock.samplers.acting_agents import last_row
 from penstock.samplers.runners.agent_bytes import together
@@ -163,17 +163,7 @@ class RunnerSource(Source):
         return sorted(lost)
 
     def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
-        answers = dict.fromkeys(slots, Answer("absent"))
-        own = {i: [b for b in slots if at.start <= b < at.stop] for i, at in self._slots.items()}
-        calls = {
-            i: self.runners.call(i, "call_envs", tuple(call), [b - self._slots[i].start for b in mine])
-            for i, mine in own.items()
-            if mine and i in self.runners.alive
-        }
-        for i, found in self.runners.collect(calls, self.runners.start_timeout_s).items():
-            answers |= zip(own[i], (Answer(*x) for x in found))
-        recorded(self.calls, call, slots, list(answers.values()))
-        return list(answers.values())
+        return self.runners.call_envs(call, slots, self._slots, self.calls)
 
     def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
         self.calls = [list(mine) for mine in calls]
