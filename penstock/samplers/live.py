@@ -252,8 +252,8 @@ class LiveSampler(Evaluates):
         self._started()
         if not evaluation:
             return dict(zip(slots, self.pool.call(call, slots)))
-        B, first = self._evaluation_slots
-        B = B or self.pool.evaluation_slots(EVAL_SLOTS)
+        known, first = self._evaluation_slots
+        B = known or self.pool.evaluation_slots(EVAL_SLOTS)
         while True:
             pool = self.evaluation_buffers(B, first).pool
             answers = pool.call(call, range(B))

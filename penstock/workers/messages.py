@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class MakePool:
     """True for a replacement: it goes on from the ledger instead of clearing it."""
     entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
-    calls: tuple[list[list[CallRecord]], ...] = ()
+    calls: tuple[Sequence[list[CallRecord]], ...] = ()
     """By part and slot the calls that a new environment repeats; empty for none."""
 
 

@@ -101,7 +101,7 @@ class ProcessPool(EnvPool):
         self._queue: deque[tuple[int, int]] = deque()
         self._back: deque[int] = deque()  # groups of a part that has stepped
         self._found = -1
-        self.calls: list[list[CallRecord]] = [[] for _ in range(B)]
+        self.calls = [list[CallRecord]() for _ in range(B)]
         self.wait_s = 0.0
         """Seconds that the loop has waited for environments."""
         self._collecting = self._binding = False
@@ -321,18 +321,19 @@ class ProcessPool(EnvPool):
         return sorted(cut)
 
     def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
-        answers, waiting = dict.fromkeys(slots, Answer("absent")), set(slots)
+        answers: dict[int, Answer] = dict.fromkeys(slots, Answer("absent"))
+        waiting = set(slots)
 
-        def args(share: slice | None) -> tuple[Any, ...] | None:
-            mine = [] if share is None else sorted(waiting & {*range(share.start, share.stop)})
-            return (call, [b - share.start for b in mine]) if share is not None and mine else None
+        def args(part: slice | None) -> tuple[Any, ...] | None:
+            mine = [] if part is None else sorted(waiting & {*range(part.start, part.stop)})
+            return (call, [b - part.start for b in mine]) if part is not None and mine else None
 
         while waiting:
             for shares, found in zip(self.shares, self._call("call", args)):
-                for share, mine in zip(shares, found or ()):
-                    if share is not None and mine is not None:
-                        own = sorted(waiting & {*range(share.start, share.stop)})
-                        answers |= zip(own, (Answer(*x) for x in mine))
+                for slots_of, mine in zip(shares, found or ()):
+                    if slots_of is not None and mine is not None:
+                        own = sorted(waiting & {*range(slots_of.start, slots_of.stop)})
+                        answers |= {b: Answer(*x) for b, x in zip(own, mine)}
             there = {b for w in self._taking_part() for s in self.shares[w] if s for b in range(s.start, s.stop)}
             waiting = {b for b in waiting & there if answers[b].status == "absent"}  # once more where a worker died
             if self.broken:

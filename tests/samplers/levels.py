@@ -21,7 +21,7 @@ B = 4
 _LAST = np.array([0, 0, 0, 0, 0, 1], np.float32)
 
 
-class Levels(gym.Env[Any, int]):
+class Levels(gym.Env[Any, Any]):
     """The observation is level, level at the reset, gravity, number of spawned things, a sum of all that came so far."""
 
     observation_space = spaces.Box(-1e6, 1e6, (5,), np.float32)

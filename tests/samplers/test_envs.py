@@ -70,7 +70,9 @@ def expected(key: Any, settings: Any, config: Any, between: Any, many: bool = Fa
 
 
 @pytest.mark.parametrize("reset", ["next_step", "batch_end"])
-@pytest.mark.parametrize("place", ["cpu", "alternating", "async-serial", "runners", *slow("gpu", "async-cpu", "runners-cpu")])
+@pytest.mark.parametrize(
+    "place", ["cpu", "alternating", "async-serial", "runners", *slow("gpu", "async-cpu", "runners-cpu")]
+)
 def test_calls_between_batches_change_the_same_bits_everywhere(place: str, reset: Any) -> None:
     config = ONE["replayed"]
     serial = expected(reset, ps.SerialSampler(T, B, reset=reset), config, single)
@@ -139,9 +141,7 @@ KILLED: dict[str, Any] = {
     "alternating": lambda: ps.AlternatingSampler(T, B, workers=1),
     "async-serial": lambda: ps.AsyncSerialSampler(ps.SerialSampler(T, B), depth=1),
     "async-cpu": lambda: ps.AsyncCpuSampler(ps.CpuSampler(T, B, workers=2), depth=0),
-    "processes": lambda: ps.RunnerSampler(
-        inner=ps.SerialSampler(T, B // 2), runners=2, backend="processes", depth=0
-    ),
+    "processes": lambda: ps.RunnerSampler(inner=ps.SerialSampler(T, B // 2), runners=2, backend="processes", depth=0),
     "in-process": lambda: ps.RunnerSampler(
         inner=ps.CpuSampler(T, B // 2, workers=2), runners=2, backend="in-process", depth=1
     ),
@@ -159,9 +159,7 @@ def everything(sampler: Any) -> list[Any]:
 @pytest.mark.filterwarnings("ignore:.*replaced", "ignore:.*they go on")
 @pytest.mark.parametrize("place", ["cpu", *slow(*[x for x in KILLED if x != "cpu"])])
 @pytest.mark.parametrize("before", [0, 3])
-def test_a_replacement_has_had_all_calls(
-    place: str, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_has_had_all_calls(place: str, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.0)
     mine = descendants()
     sampler = live(KILLED[place](), ONE["replayed"])
@@ -268,14 +266,16 @@ def test_a_fragment_of_any_runner_comes_after_the_calls_that_were_made_before_it
     resumed.shutdown()
 
 
-@pytest.mark.parametrize("settings", [ps.SerialSampler(T, 3), ps.GpuSampler(T, 3), *slow(ps.AsyncSerialSampler(ps.SerialSampler(T, 3)))])
+@pytest.mark.parametrize(
+    "settings", [ps.SerialSampler(T, 3), ps.GpuSampler(T, 3), *slow(ps.AsyncSerialSampler(ps.SerialSampler(T, 3)))]
+)
 def test_a_native_batched_environment_is_refused_by_name(settings: Any) -> None:
     config = EnvConfig("CartPole-v1", {"vectorized": True})
     sampler = live(settings, config)
     try:
         sampler.obtain_samples(0)
         for evaluation in (False, True):
-            with pytest.raises(ConfigError, match="NativeGroups steps all slots as one batched .*'length'"):
+            with pytest.raises(ConfigError, match=r"NativeGroups steps all slots as one batched .*'length'"):
                 sampler.envs.set("length", 0.3, evaluation=evaluation)
         sampler.obtain_samples(1)
     finally:

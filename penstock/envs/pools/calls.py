@@ -114,13 +114,11 @@ def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord
     return [[CallRecord(*x) for x in mine] for mine in calls]
 
 
-def recorded(
-    calls: list[list[CallRecord]], call: EnvCall, slots: Sequence[int], answers: Sequence[Answer]
-) -> None:
+def recorded(calls: Sequence[list[CallRecord]], call: EnvCall, slots: Sequence[int], answers: Sequence[Answer]) -> None:
     """Adds a call to the histories of the slots that have had it."""
     for b, answer in zip(slots, answers) if call.kind != "get" else ():
         if answer.counts:
-            calls[b] = remembered(calls[b], call.record(answer))
+            calls[b][:] = remembered(calls[b], call.record(answer))
 
 
 def remembered(history: Sequence[CallRecord], record: CallRecord) -> list[CallRecord]:
@@ -159,7 +157,9 @@ def _holder(env: Any, call: EnvCall) -> Any:
     for layer in layers(env):
         if call.name in getattr(layer, "__dict__", ()) or hasattr(type(layer), call.name):
             found = _static(layer, call.name)
-            return layer if call.kind != "call" or callable(found) or isinstance(found, (property, classmethod)) else None
+            return (
+                layer if call.kind != "call" or callable(found) or isinstance(found, (property, classmethod)) else None
+            )
     forwards = call.kind != "set" and hasattr(layer, call.name)  # by a `__getattr__` of the environment's own
     return layer if forwards else None
 

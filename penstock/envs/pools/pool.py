@@ -72,7 +72,7 @@ class PoolState:
 
     def of(self, slots: slice) -> PoolState:
         """The same for some of the slots."""
-        known = {name: getattr(self, name)[slots] for name in PER_SLOT}
+        known: dict[str, Any] = {name: getattr(self, name)[slots] for name in PER_SLOT}
         return PoolState(**known, tick=self.tick, calls=self.calls[slots])
 
     def put(self, slots: slice, part: PoolState) -> None:
@@ -109,7 +109,8 @@ class PoolState:
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> PoolState:
         """The state that `to_plain` described."""
-        return cls(**{**state, "calls": from_plain(state.get("calls", ()))})
+        known: dict[str, Any] = {**state, "calls": from_plain(state.get("calls", ()))}
+        return cls(**known)
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
@@ -195,7 +196,7 @@ class BatchColumns(Protocol):
     """Rows are an agent's own turns."""
     log: EpisodeLog | None = None
     """The account of the episodes that ended in these batches, of environments of many agents; None for one."""
-    calls: Sequence[Sequence[CallRecord]] = ()
+    calls: Sequence[list[CallRecord]] = ()
     """By slot the calls that its training environment has had; () where there can be none."""
     device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""

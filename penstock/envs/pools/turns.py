@@ -177,7 +177,11 @@ class TurnPool(AgentsPool):
             host.repeat(e)
             env.set_state(found["env"])
         elif found["journal"] is None or not replay_turns(
-            env, self.there.journals[e], found["journal"], self.there.action_of, host.seating.agents,
+            env,
+            self.there.journals[e],
+            found["journal"],
+            self.there.action_of,
+            host.seating.agents,
             lambda moves: host.repeat(e, moves),
         ):
             self.there.forget(e)

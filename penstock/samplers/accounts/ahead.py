@@ -119,7 +119,9 @@ class Ahead:
         """Joins states into one of all slots, as `Divisible.join_states`; the collectors must be LiveSamplers."""
         first = states[0]
         if not first["released"]:
-            return {**first, "inner": LiveState.join_states([x["inner"] for x in states])} if "inner" in first else first
+            return (
+                {**first, "inner": LiveState.join_states([x["inner"] for x in states])} if "inner" in first else first
+            )
         starts = np.cumsum([0] + [len(x["opened"]) for x in states]).tolist()
         waiting: State = {}
         for itr in first["waiting"]:

@@ -59,7 +59,7 @@ class RunnerSource(Source):
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
         self._opened = np.zeros(B, np.int64)  # number of each slot's episode
-        self.calls: list[list[CallRecord]] = [[] for _ in range(B)]
+        self.calls = [list[CallRecord]() for _ in range(B)]
         self._ticks = 0
         self._runner_metrics: dict[int, dict[str, float]] = {}
         self._gone: Counter[str] = Counter()  # faults inside runners that were lost
@@ -249,7 +249,7 @@ class RunnerSource(Source):
                 self._taking_over[i] = self.runners.call(i, "recall", plain(self.calls[slots]))
             return
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
-        state.calls = self.calls[slots]
+        state.calls = list(self.calls[slots])
         rows, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
             for row, spec in zip(rows.values(), self.specs):

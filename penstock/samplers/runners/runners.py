@@ -117,7 +117,7 @@ class Runners:
         return [done[i] for i in sorted(done)]
 
     def call_envs(
-        self, call: EnvCall, slots: Sequence[int], of: Mapping[int, slice], calls: list[list[CallRecord]]
+        self, call: EnvCall, slots: Sequence[int], of: Mapping[int, slice], calls: Sequence[list[CallRecord]]
     ) -> list[Answer]:
         """Executes a call in the environments of runners, after all that they were asked for; returns the answers.
 

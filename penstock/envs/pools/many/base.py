@@ -11,8 +11,8 @@ from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
-from penstock.envs.pools.many.agent_envs import Account, AgentEnvs
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
+from penstock.envs.pools.many.agent_envs import Account, AgentEnvs
 from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
