@@ -22,7 +22,7 @@ _LAST = np.array([0, 0, 0, 0, 0, 1], np.float32)
 
 
 class Levels(gym.Env[Any, Any]):
-    """The observation is level, level at the reset, gravity, number of spawned things, a sum of all that came so far."""
+    """The observation is level, level at the reset, gravity, number of spawned things, and a sum of all so far."""
 
     observation_space = spaces.Box(-1e6, 1e6, (5,), np.float32)
     action_space = spaces.Discrete(4)

@@ -104,7 +104,8 @@ class PoolState:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for a checkpoint; `PoolState.from_plain` is the inverse."""
-        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "calls": plain(self.calls)}
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "calls"}
+        return {**known, "calls": plain(self.calls)} if any(self.calls) else known
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> PoolState:

@@ -53,8 +53,9 @@ class LiveState:
 
     def to_plain(self) -> State:
         """Plain data for a checkpoint; `LiveState.from_plain` is the inverse."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**own, "pool": self.pool.to_plain(), "evaluation_calls": plain([self.evaluation_calls])[0]}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "evaluation_calls"}
+        calls = {"evaluation_calls": plain([self.evaluation_calls])[0]} if self.evaluation_calls else {}
+        return {**own, "pool": self.pool.to_plain(), **calls}
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> LiveState:
@@ -87,7 +88,7 @@ class LiveState:
             CheckpointError: the state has another number of slots.
         """
         if not state["collected"]:
-            calls = state["pool"].get("calls") or [[]] * slots[-1].stop
+            calls = state["pool"].get("calls", [])
             return [{**state, "pool": {**state["pool"], "calls": calls[at]}} for at in slots]
         whole = cls.from_plain(state)
         total, journal = len(whole.pool.episode), list(whole.journal)

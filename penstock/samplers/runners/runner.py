@@ -135,7 +135,7 @@ class Runner:
     def call_evaluation(
         self, call: tuple[Any, ...], B: int, first_slot: int, calls: Sequence[Sequence[Any]]
     ) -> list[tuple[Any, ...]]:
-        """Executes a call in B environments for evaluation; returns the answers. `calls`: those they have had before."""
+        """Executes a call in B environments for evaluation, after `calls`; returns the answers."""
         self._evaluates_after(calls)
         self.live.evaluation_buffers(B, first_slot)
         return [tuple(x) for x in self.live.call_envs(EnvCall(*call), [], True).values()]
