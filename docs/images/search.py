@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/tune.md: who holds what in a search, and who trains when, by the schedulers themselves.
+"""Draws the pictures of docs/studies.md: who holds what in a search, and who trains when, by the schedulers themselves.
 
 python docs/images/search.py
 """
