@@ -38,6 +38,7 @@ class Levels(gym.Env[Any, Any]):
 
     def spawn(self, *things: str) -> list[str]:
         self.spawned += things
+        self._sum += 1
         return self.spawned
 
     def fail(self, slot: int) -> str:
@@ -55,7 +56,7 @@ class Levels(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         self._opened, self._t, self._sum = self.level, 0, 0
-        self._length = int(self.np_random.integers(2, 9))
+        self._length = int(self.np_random.integers(2, 20))
         return self._obs(), {}
 
     def step(self, action: int) -> Any:
@@ -156,10 +157,11 @@ def live(settings: Any, config: Any, many_agents: bool = False, seed: int = 3) -
 
 
 def played(sampler: Any, between: Between, batches: Sequence[int], evaluate: Sequence[int] = ()) -> list[Any]:
-    """Bits of batches and episodes, values of calls, and evaluations."""
+    """Bits of batches and episodes, values of calls, and evaluations; before batch 0 there is a call too."""
     found: list[Any] = []
-    if 0 in batches:
+    if batches[0] == -1:
         found.append(between(sampler.envs, -1))
+        batches = batches[1:]
     for k in batches:
         batch, episodes = sampler.obtain_samples(k)
         shown = many.bits(batch) if isinstance(batch, MultiAgentBatch) else bits(batch)

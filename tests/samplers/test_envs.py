@@ -55,7 +55,7 @@ def stored(state: Any) -> Any:
 def outcome(settings: Any, config: Any, between: Any, batches: int = 7, many: bool = False) -> list[Any]:
     sampler = live(settings, config, many)
     try:
-        return played(sampler, between, range(batches), evaluate=(3, 5))
+        return played(sampler, between, range(-1, batches), evaluate=(3, 5))
     finally:
         sampler.shutdown()
 
@@ -120,7 +120,7 @@ def test_a_resumed_run_has_all_calls_and_goes_on_bit_by_bit(kind: str, place: st
         states[k] = stored(whole.state_dict())
         return found
 
-    rows = played(whole, kept, range(7), evaluate=(5,))
+    rows = played(whole, kept, range(-1, 7), evaluate=(5,))
     whole.shutdown()
     for k in (-1, 0, 1, 2, 4):
         resumed = live(RESUMED[place](reset=reset), config, many)
@@ -128,11 +128,28 @@ def test_a_resumed_run_has_all_calls_and_goes_on_bit_by_bit(kind: str, place: st
             resumed.load_state_dict(states[k])
             assert resumed.cut_slots == []
             after = played(resumed, between, range(k + 1, 7), evaluate=(5,))
-            if k == -1:
-                after = after[1:]
             assert after == rows[len(rows) - len(after) :], k
         finally:
             resumed.shutdown()
+
+
+@pytest.mark.parametrize("place", ["serial", *slow("cpu", "async-cpu", "runners")])
+def test_evaluations_of_other_sizes_and_those_after_a_resume_have_had_the_calls_too(place: str) -> None:
+    sampler = live(RESUMED[place](), ONE["replayed"])
+    resumed = live(RESUMED[place](), ONE["replayed"])
+    try:
+        sampler.obtain_samples(0)
+        assert sampler.envs.call("set_level", 7, evaluation=True) == [*range(-1, -17, -1)]
+        sampler.envs.set("gravity", 2.0, evaluation=True)
+        resumed.load_state_dict(stored(sampler.state_dict()))
+        for each in (sampler, resumed):
+            for count in (3, 5, 20):
+                found = each.evaluate_agent(0, count)
+                assert (found.return_ == 14 * found.length).all()
+            assert each.envs.get("level") == [0] * B
+    finally:
+        sampler.shutdown()
+        resumed.shutdown()
 
 
 KILLED: dict[str, Any] = {
@@ -163,6 +180,7 @@ def test_a_replacement_has_had_all_calls(place: str, before: int, monkeypatch: p
     monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.0)
     mine = descendants()
     sampler = live(KILLED[place](), ONE["replayed"])
+    before, resumed = abs(before), before < 0
     try:
         for k in range(before):
             sampler.obtain_samples(k)
@@ -170,6 +188,11 @@ def test_a_replacement_has_had_all_calls(place: str, before: int, monkeypatch: p
         sampler.envs.call("spawn", "a", slots=[1, 3])
         sampler.envs.set("gravity", 1.62, slots=[2])
         sampler.envs.set("scale", 2.0)
+        if resumed:
+            state = stored(sampler.state_dict())
+            sampler.shutdown()
+            sampler = live(KILLED[place](), ONE["replayed"])
+            sampler.load_state_dict(state)
         for pid in descendants() - mine:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -117,6 +117,9 @@ def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord
 def recorded(calls: Sequence[list[CallRecord]], call: EnvCall, slots: Sequence[int], answers: Sequence[Answer]) -> None:
     """Adds a call to the histories of the slots that have had it."""
     for b, answer in zip(slots, answers) if call.kind != "get" else ():
+        if answer.status == "absent" and calls[b]:  # the episode of the last call is lost
+            last = calls[b][-1]
+            answer = answer._replace(episode=last.episode + (last.step >= 0))
         if answer.counts:
             calls[b][:] = remembered(calls[b], call.record(answer))
 

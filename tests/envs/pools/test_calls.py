@@ -9,7 +9,17 @@ import pytest
 
 from penstock.core.wire import decode, encode
 from penstock.envs.agents_wrappers import NamedAgents
-from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, execute, from_plain, layers, plain, remembered
+from penstock.envs.pools.calls import (
+    Answer,
+    CallRecord,
+    EnvCall,
+    execute,
+    from_plain,
+    layers,
+    plain,
+    recorded,
+    remembered,
+)
 from tests.samplers.levels import Levels, ParallelLevels, Scaled
 
 
@@ -44,6 +54,18 @@ def test_the_open_episode_keeps_its_calls_and_what_held_before_it() -> None:
     assert kept(before, inside, inside_too) == ["a1", "a2", "a3"]
     assert kept(before, inside, inside_too, record("set", "a", 4, (1, -1))) == ["a4"]
     assert kept(before, inside, inside_too, record("set", "b", 4, (1, 2))) == ["a3", "b4"]
+
+
+def test_a_call_of_an_absent_slot_comes_last() -> None:
+    calls = [[record("set", "a", 1, (4, 2))], [record("set", "a", 1, (4, -1))], []]
+    recorded(calls, record("set", "a", 2).call, [0, 1, 2], [Answer("absent")] * 3)
+    assert [[(decode(x.data)[0][0], x.episode, x.step) for x in mine] for mine in calls] == [
+        [(2, 5, -1)],
+        [(2, 4, -1)],
+        [(2, 0, -1)],
+    ]
+    recorded(calls, EnvCall("set", "a", b""), [0], [Answer("missing")])
+    assert len(calls[0]) == 1
 
 
 def test_an_attribute_is_found_on_the_outermost_layer_that_has_it() -> None:
