@@ -66,10 +66,10 @@ IN_RATIO = "tests/replay/test_schedule.py"
 IN_MANY, IN_REPLAYS, IN_STATES = (
     "tests/learn/test_many_learners.py", "tests/learn/test_replay_learners.py", "tests/run/learners/test_states.py -k 'not async'"
 )  # fmt: skip
-STATES, IN_CHILD = "samplers/accounts/states.py", "tests/processes/test_child.py"
-AHEAD, IN_AHEAD = "samplers/accounts/ahead.py", "tests/samplers/test_ahead.py"
+STATES, IN_CHILD = "samplers/trackers/states.py", "tests/processes/test_child.py"
+AHEAD, IN_AHEAD = "samplers/trackers/batch_queue.py", "tests/samplers/test_batch_queue.py"
 REDUCTION, COLUMNS, MINIBATCH, PEERS = (
-    "learn/reduction.py", "learn/columns.py", "learn/rows/minibatch.py", "replay/peers.py"
+    "learn/reduction.py", "learn/slot_partition.py", "learn/rows/minibatch.py", "replay/partition.py"
 )  # fmt: skip
 IN_R2D1 = "tests/algos/test_r2d1.py tests/algos/test_r2d1_replay.py"
 
@@ -205,8 +205,9 @@ MUTATIONS = (
     # What trains: found in earnest, after every learning curve had looked plausible.
     Mutation("Adam walks through transposed gradients as if they were not", "learn/optimizers.py", "_laid_out_as(p, p.grad) for p",
              "p.grad for p", "tests/learn/test_optimizers.py"),
-    Mutation("a worker's replacement begins its episodes anew", "workers/env_worker.py", "ledger=None if mail.keep else ledger[slots]",
-             "ledger=ledger[slots]", "tests/workers/test_supervisor.py -k slow_to_make"),
+    Mutation("a worker's replacement begins its episodes anew", "workers/env_worker.py",
+             "table = None if message.keep else episode_table[slots]",
+             "table = episode_table[slots]", "tests/workers/test_supervisor.py -k slow_to_make"),
     # Many learners.
     Mutation("learners: every share counts alike", REDUCTION, "weighted.mul_(self._rows)", "weighted.mul_(1.0)", IN_MANY),
     Mutation("learners: a share of no rows counts", REDUCTION, "weighted.zero_()", "weighted.mul_(1.0)", IN_REPLAYS),
@@ -217,11 +218,11 @@ MUTATIONS = (
              "y.view_as(p)", IN_MANY),
     Mutation("learners: rows of the wrong slots", MINIBATCH, "row * width + column - own.start", "row * width", IN_MANY),
     Mutation("learners: advantages standardised over the own rows", "learn/policy.py", "is None:\n            return ops",
-             "is self.columns:\n            return ops", IN_MANY),
-    Mutation("learners: normalisers see the own rows", "learn/policy.py", "if self.columns is not None and watches(self.agent)",
+             "is self.partition:\n            return ops", IN_MANY),
+    Mutation("learners: normalisers see the own rows", "learn/policy.py", "if self.partition is not None and watches(self.agent)",
              "if False", IN_MANY),
-    Mutation("learners: MARWIL's norm of the own rows", COLUMNS, "if columns is None else ops", "if True else ops", IN_MANY),
-    Mutation("learners: counts of the own share", "learn/policy.py", "count if self.columns is None else", "count if True else",
+    Mutation("learners: MARWIL's norm of the own rows", COLUMNS, "if partition is None else ops", "if True else ops", IN_MANY),
+    Mutation("learners: counts of the own share", "learn/policy.py", "count if self.partition is None else", "count if True else",
              IN_MANY),
     Mutation("norm groups: one norm over all", "learn/optimizers.py", "group_of.get(id(p), name)", "name",
              "tests/learn/test_gradient.py tests/agents/test_value_scale.py"),

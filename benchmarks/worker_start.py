@@ -77,7 +77,7 @@ def by_hand(workers: int, way: str, started: float) -> dict[str, float]:
 def memory(sampler: Any, forked: bool) -> dict[str, float]:
     crew = sampler.pool._workers
     own = statistics.median(set_size(w.child.pid) for w in crew.workers)
-    return {"worker MB": own, "server MB": set_size(crew.workers[0]._place.forks.process.pid) if forked else 0.0}
+    return {"worker MB": own, "server MB": set_size(crew.workers[0]._arguments.forks.process.pid) if forked else 0.0}
 
 
 def set_size(pid: int) -> float:

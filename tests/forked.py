@@ -39,7 +39,7 @@ MAINS: dict[str, Callable[[], None]] = {
 
 
 class Forked:
-    """Stands for `subprocess.Popen`: a copy of this process that does what `python -m MODULE BOOT` would do."""
+    """Stands for `subprocess.Popen`: a copy of this process that does what `python -m MODULE SPAWN_ARGS` would do."""
 
     started: ClassVar[list[Forked]] = []
 
@@ -78,9 +78,9 @@ class Forked:
 
     @staticmethod
     def _main(args: Sequence[str]) -> int:
-        module, boot, *_ = args[args.index("penstock.processes.tie") + 1 :]
-        settle(json.loads(boot))
-        sys.argv = [module, boot]
+        module, spawn_args, *_ = args[args.index("penstock.processes.tie") + 1 :]
+        settle(json.loads(spawn_args))
+        sys.argv = [module, spawn_args]
         try:
             MAINS[module]()
         except SystemExit as ended:

@@ -49,7 +49,7 @@ def searched(scheduler: str, interval: int, trials: int) -> tuple[list[Leg], lis
         suggest="random", seed=4,
     )  # fmt: skip
     search, began, copies = Search(settings), list[tuple[int, int, int]](), list[Copied]()
-    while (trial := search.take()) is not None:
+    while (trial := search.ask()) is not None:
         began.append((trial.number, max(trial.scores, default=0), trial.goal))
         for decision in search.tell(trial, score(trial.values, trial.goal)):
             if decision.copy_of is not None:

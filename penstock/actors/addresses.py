@@ -19,7 +19,7 @@ _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + b
 """The preface of an HTTP/2 (and gRPC) client (RFC 9113, 3.4) with empty settings; and the frame type of settings."""
 
 
-class Found(NamedTuple):
+class ClusterAddress(NamedTuple):
     """A cluster to join."""
 
     address: str
@@ -36,7 +36,7 @@ class Node(NamedTuple):
     user: str
 
 
-def find_cluster(address: str, timeout_s: float) -> Found:
+def find_cluster(address: str, timeout_s: float) -> ClusterAddress:
     """Returns the cluster that `auto` or HOST:PORT means, which answered.
 
     Raises:
@@ -53,7 +53,7 @@ def find_cluster(address: str, timeout_s: float) -> Found:
             address = known.pop()
             host, port = _parsed(address)
     _require_answer(address, host, port, timeout_s)
-    return Found(address, _is_loopback(host))
+    return ClusterAddress(address, _is_loopback(host))
 
 
 def nodes_here() -> list[Node]:

@@ -28,7 +28,7 @@ class RunnerError(EnvWorkerError):
         self.trace, self.error_type = trace, error_type
 
 
-class Look(NamedTuple):
+class RunnerStatus(NamedTuple):
     """A runner as its owner sees it while a call hangs."""
 
     words: Sequence[int] = ()
@@ -100,7 +100,7 @@ class Backend(Protocol):
         """
         ...
 
-    def look(self, runner: Any, stacks: bool = True) -> Look:
+    def look(self, runner: Any, stacks: bool = True) -> RunnerStatus:
         """Returns the runner's note and its stacks, also while a call hangs; without `stacks` the note alone."""
         ...
 

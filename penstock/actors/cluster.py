@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.actors.addresses import (
-    Found,
+    ClusterAddress,
     find_cluster,
     listeners_of,
     require_loopback,
@@ -184,7 +184,7 @@ def _start(ray: Any, num_cpus: int | None, store_bytes: int) -> Cluster:
         return cluster
 
 
-def _join(ray: Any, found: Found) -> Cluster:
+def _join(ray: Any, found: ClusterAddress) -> Cluster:
     before = set(listeners_of(os.getpid(), children=False))
     with contextlib.ExitStack() as undo:
         undo.enter_context(_environment(_settings(found.address)))

@@ -76,8 +76,8 @@ def _kill_if_user_of(pid: int, folder: str) -> bool:
 
 def main() -> None:
     """Waits for the end of the driver, then ends its cluster."""
-    boot = json.loads(sys.argv[1])
-    driver, mark, folder = boot["parent"], boot["mark"], boot["folder"]
+    spawn_args = json.loads(sys.argv[1])
+    driver, mark, folder = spawn_args["parent"], spawn_args["mark"], spawn_args["folder"]
     try:
         fd = os.pidfd_open(driver)
         poll = select.poll()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import penstock.actors.note as note
-from penstock.actors.backend import ROOM, Look, RunnerError
+from penstock.actors.backend import ROOM, RunnerError, RunnerStatus
 from penstock.actors.handle import Handle
 from penstock.core.errors import words_of
 
@@ -30,7 +30,7 @@ class LocalHandle(Handle):
 
 
 @dataclass(frozen=True, eq=False)
-class Done:
+class FinishedCall:
     """A call that was carried out: its result, or its error."""
 
     value: Any = None
@@ -66,31 +66,31 @@ class InProcess:
         """Returns a copy, one after the other."""
         return b"".join([x.data for x in parts])
 
-    def call(self, runner: LocalHandle, method: str, *args: Any) -> Done:
+    def call(self, runner: LocalHandle, method: str, *args: Any) -> FinishedCall:
         """Carries a call out, and keeps its result or error until it is asked for."""
         if runner.gone is not None:
-            return Done(error=runner.gone)
+            return FinishedCall(error=runner.gone)
         try:
-            return Done(getattr(runner.local, method)(*args))
+            return FinishedCall(getattr(runner.local, method)(*args))
         except (Exception, SystemExit) as error:
             failed = _failed(f"{runner!r}.{method}()", error)
         if failed.kind == "exit":
             self._lose(runner, failed)
-        return Done(error=failed)
+        return FinishedCall(error=failed)
 
-    def wait(self, calls: Sequence[Done], timeout_s: float) -> list[Done]:
+    def wait(self, calls: Sequence[FinishedCall], timeout_s: float) -> list[FinishedCall]:
         """Returns all of them."""
         return list(calls)
 
-    def result(self, call: Done, timeout_s: float) -> Any:
+    def result(self, call: FinishedCall, timeout_s: float) -> Any:
         """Returns the result of a call, or raises its RunnerError, whose cause is the runner's own error."""
         if call.error is not None:
             raise call.error
         return call.value
 
-    def look(self, runner: LocalHandle, stacks: bool = True) -> Look:
+    def look(self, runner: LocalHandle, stacks: bool = True) -> RunnerStatus:
         """Returns the note of this process and no stacks: a runner that hangs hangs the one who would ask."""
-        return Look(note.words())
+        return RunnerStatus(note.words())
 
     def kill(self, runner: LocalHandle) -> None:
         """Calls the object's `close`, if it has one, and forgets it."""
@@ -111,11 +111,11 @@ class InProcess:
                 warnings.warn(f"{done.error}; what it holds may be left open", stacklevel=4)
 
 
-def _carry_out(what: str, function: Any, *args: Any) -> Done:
+def _carry_out(what: str, function: Any, *args: Any) -> FinishedCall:
     try:
-        return Done(function(*args))
+        return FinishedCall(function(*args))
     except (Exception, SystemExit) as error:
-        return Done(error=_failed(what, error))
+        return FinishedCall(error=_failed(what, error))
 
 
 def _failed(what: str, error: BaseException) -> RunnerError:

@@ -33,7 +33,7 @@ class Packet(NamedTuple):
     """Descriptors that travel with it; the receiver closes them."""
 
 
-class Shared:
+class SharedBytes:
     """Bytes in a sealed memfd, which every process that is sent it maps; freed when the last one lets go.
 
     Args:
@@ -60,16 +60,16 @@ def _sealed(name: str, parts: Sequence[Any]) -> int:
         raise
 
 
-class Lent(NamedTuple):
+class LentDescriptor(NamedTuple):
     """A descriptor as an argument of calls: the receiver has its own for the same open file, and closes it."""
 
     fd: int
 
 
-Argument = Shared | Lent
+Argument = SharedBytes | LentDescriptor
 
 
-class Place(NamedTuple):
+class DescriptorPlace(NamedTuple):
     """Stands for an `Argument` among those of a call: which descriptor of its packet it is."""
 
     which: int
@@ -78,13 +78,13 @@ class Place(NamedTuple):
 
 def placed(args: Sequence[Any], fds: Sequence[int]) -> list[Any]:
     """The arguments of a call, with the values of their placeholders: bytes [n] uint8, or a descriptor."""
-    found = [x for x in args if isinstance(x, Place)]
+    found = [x for x in args if isinstance(x, DescriptorPlace)]
     real = {x.which: fds[x.which] if x.lent else mapped(fds[x.which]) for x in found}
-    return [real[x.which] if isinstance(x, Place) else x for x in args]
+    return [real[x.which] if isinstance(x, DescriptorPlace) else x for x in args]
 
 
 def mapped(fd: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The bytes of a `Shared`, read-only, [n] uint8; the descriptor is closed."""
+    """The bytes of a `SharedBytes`, read-only, [n] uint8; the descriptor is closed."""
     try:
         size = os.fstat(fd).st_size
         return np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b"", np.uint8)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import penstock.actors.note as note
-from penstock.actors.backend import Look, RunnerError, cannot_travel
-from penstock.actors.link import Argument, Lent, Place, Shared, receive, send
+from penstock.actors.backend import RunnerError, RunnerStatus, cannot_travel
+from penstock.actors.link import Argument, DescriptorPlace, LentDescriptor, SharedBytes, receive, send
 from penstock.processes.child import Child
 from penstock.processes.death import Death
 from penstock.processes.serialization import ship
@@ -93,11 +93,11 @@ class LocalProcess:
             poll.register(self._link, select.POLLIN | (select.POLLOUT if self._outbox else 0))
         self._child.register(poll)
 
-    def look(self, stacks: bool) -> Look:
+    def look(self, stacks: bool) -> RunnerStatus:
         """Its note, and with `stacks` where its threads are now; nothing of a process that is gone."""
         if self._note is None:
-            return Look()
-        return Look(self._note.tolist(), self._child.stacks() if stacks else "")
+            return RunnerStatus()
+        return RunnerStatus(self._note.tolist(), self._child.stacks() if stacks else "")
 
     def progress(self) -> None:
         """Sends what waits, takes in the answers that are there, and notices the end of the process."""
@@ -130,9 +130,9 @@ class LocalProcess:
         self, message: tuple[Any, Sequence[Any]], what: str, args: Sequence[Any], path: bool = False
     ) -> _Letter:
         """A packet with a class or method and its arguments, of which some are descriptors beside it."""
-        lent: list[Argument] = [x for x in args if isinstance(x, (Shared, Lent))]
-        places = iter([Place(i, isinstance(x, Lent)) for i, x in enumerate(lent)])
-        sent = [next(places) if isinstance(x, (Shared, Lent)) else x for x in args]
+        lent: list[Argument] = [x for x in args if isinstance(x, (SharedBytes, LentDescriptor))]
+        places = iter([DescriptorPlace(i, isinstance(x, LentDescriptor)) for i, x in enumerate(lent)])
+        sent = [next(places) if isinstance(x, (SharedBytes, LentDescriptor)) else x for x in args]
         body = ship((message[0], sent), *cannot_travel(what), path=path)
         self._sent += 1
         return _Letter(self._sent, body, [x.fd for x in lent], lent)

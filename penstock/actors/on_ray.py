@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.backend import ROOM, DeathKind, Look, RunnerError, cannot_travel
+from penstock.actors.backend import ROOM, DeathKind, RunnerError, RunnerStatus, cannot_travel
 from penstock.actors.cluster import MIN_STORE_BYTES, start_ray
 from penstock.actors.watch import seen, watched
 from penstock.core.errors import ConfigError
@@ -147,19 +147,19 @@ class Ray:
         except self._ray.exceptions.RayError as error:
             raise self._told(key, error, timeout_s) from None
 
-    def look(self, runner: Any, stacks: bool = True) -> Look:
+    def look(self, runner: Any, stacks: bool = True) -> RunnerStatus:
         """Returns an actor's note and stacks, by a task on its node; nothing where it was not made, or is not there."""
         watch = self._watches.get(runner._actor_id.hex())
         if watch is None or not self._ray.is_initialized():
-            return Look()
+            return RunnerStatus()
         strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
         try:
             node, *where = self._ray.get(watch, timeout=_WATCH_S)
             there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
             task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(seen)
-            return Look(*self._ray.get(task.remote(*where, stacks), timeout=_LOOK_S))
+            return RunnerStatus(*self._ray.get(task.remote(*where, stacks), timeout=_LOOK_S))
         except (self._ray.exceptions.RayError, ValueError):
-            return Look()
+            return RunnerStatus()
 
     def kill(self, runner: Any) -> None:
         """Ends an actor; the processes that it started follow it."""

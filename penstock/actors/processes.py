@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.backend import ROOM, Look, RunnerError
+from penstock.actors.backend import ROOM, RunnerError, RunnerStatus
 from penstock.actors.handle import Handle
-from penstock.actors.link import Shared
+from penstock.actors.link import SharedBytes
 from penstock.actors.local_process import Call, LocalProcess
 from penstock.core.wire import decode
 from penstock.processes.descriptors import hold_standard_streams
@@ -59,7 +59,7 @@ class Processes:
 
     def put(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
         """Returns bytes, or a memory file that every runner maps and that is freed after the last call with it."""
-        return b"".join([x.data for x in parts]) if sum(x.nbytes for x in parts) <= INLINE_BYTES else Shared(parts)
+        return b"".join([x.data for x in parts]) if sum(x.nbytes for x in parts) <= INLINE_BYTES else SharedBytes(parts)
 
     def call(self, runner: Handle, method: str, *args: Any) -> Call:
         """Sends a call, also to a busy runner."""
@@ -96,7 +96,7 @@ class Processes:
             raise RunnerError("exception", f"{name}.{call.method}() raised {error}", found["trace"], kind)
         return found["value"]
 
-    def look(self, runner: Handle, stacks: bool = True) -> Look:
+    def look(self, runner: Handle, stacks: bool = True) -> RunnerStatus:
         """Returns the words of a process's note, and its stacks from its fault handler."""
         return self._processes[runner].look(stacks)
 

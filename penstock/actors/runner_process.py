@@ -20,9 +20,9 @@ from penstock.processes.serialization import unship
 def main() -> None:
     """Serves the calls that come by the link which the command line names, until its owner closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    boot = json.loads(sys.argv[1])
-    note.take(boot["note"])
-    link = socket.socket(fileno=boot["link"])
+    spawn_args = json.loads(sys.argv[1])
+    note.take(spawn_args["note"])
+    link = socket.socket(fileno=spawn_args["link"])
     link.set_inheritable(False)
     first = receive(link)
     if first is None:

@@ -19,7 +19,7 @@ from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
-from penstock.core.noise import NOTHING_HELD, Held
+from penstock.core.noise import NOTHING_HELD, HeldNoise
 from penstock.core.spec import EnvSpec, LeafSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 
@@ -243,7 +243,7 @@ class ActorCritic(Agent):
         orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
         self.value_scale = ValueScale() if normalize_value else None
         self.noise_size = sum(self.head.noise_sizes)
-        self.held_noise = Held(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
+        self.held_noise = HeldNoise(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
 
     def initial_state(self, B: int) -> Tree:
         return self.memory.initial_state(B) if self.memory else None

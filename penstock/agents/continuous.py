@@ -20,7 +20,7 @@ from penstock.agents.networks import Encoder, Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.noise import Held
+from penstock.core.noise import HeldNoise
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 
@@ -119,7 +119,7 @@ class ControlAgent(Agent):
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None
         if isinstance(self.actor.out, StateDependentOutput):
-            self.held_noise = Held(self.actor.out.noise_size, net.sde_sample_freq)
+            self.held_noise = HeldNoise(self.actor.out.noise_size, net.sde_sample_freq)
         self.noise_size = self.held_noise.size + size
         self.register_buffer("warm", torch.ones(1))
         self.register_buffer("spread", torch.zeros(1))

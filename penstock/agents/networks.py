@@ -318,8 +318,8 @@ class Encoder(nn.Module):
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
         parts: list[Tensor] = []
-        for i, (leaf, shown, x) in enumerate(zip(self.leaves, self.shown, tree_leaves(obs))):
-            parts.append(_flat_features(leaf, x) if shown is None else self.images[str(i)](shown.floats(x)))
+        for i, (leaf, image, x) in enumerate(zip(self.leaves, self.shown, tree_leaves(obs))):
+            parts.append(_flat_features(leaf, x) if image is None else self.images[str(i)](image.floats(x)))
         if self.action_leaves:
             opened = inputs.first.unsqueeze(-1)
             for leaf, x in zip(self.action_leaves, tree_leaves(inputs.prev_action)):

@@ -14,9 +14,9 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import OptimizerName, rmsprop
-from penstock.learn.settings import Functions, Settings
+from penstock.learn.settings import AlgorithmFunctions, Settings
+from penstock.learn.slot_partition import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBatch:
@@ -55,7 +55,7 @@ optimizer_fn = rmsprop
 class A2C(Settings):
     """Settings of A2C."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=5, B=16)
     recurrent_batch = BatchSpec(T=16, B=8)
 

@@ -23,9 +23,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
+from penstock.learn.slot_partition import moved_unit
 
 
 def agent_fn(spec: EnvSpec, cfg: APPO) -> Agent:
@@ -112,7 +112,7 @@ optimizer_fn = adam
 class APPO(MinibatchSettings):
     """Settings of APPO."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
     usual_batch = BatchSpec(T=64, B=16)
     takes_stale: ClassVar[bool] = True
     """V-trace corrects for the lag by the ratio to the recorded log-probabilities."""

@@ -18,7 +18,7 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Rate, Unit, Weight
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: BC) -> TrainBatch:
@@ -43,7 +43,7 @@ optimizer_fn = adam
 class BC(MinibatchSettings):
     """Settings of BC."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     offline: ClassVar[bool] = True
     """Learns from a dataset, which an OfflineSampler plays back."""
 

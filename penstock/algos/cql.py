@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.policy import Policy
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
@@ -185,7 +185,7 @@ def _agent_with_multiplier(spec: EnvSpec, cfg: CQL) -> Agent:
 class CQL(OffPolicySettings):
     """Settings of CQL."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)
     usual_batch = BatchSpec(T=16, B=16)
     takes_stale = False
     offline: ClassVar[bool] = True

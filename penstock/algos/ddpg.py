@@ -15,7 +15,7 @@ from penstock.core.limits import Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -73,7 +73,7 @@ def agent_fn(spec: EnvSpec, cfg: DDPG) -> ControlAgent:
 class DDPG(OffPolicySettings):
     """Settings of DDPG."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     lr: Rate = 1e-3
     """Adam's step size of the critic, usually 3e-4 to 1e-3."""

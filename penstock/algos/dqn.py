@@ -25,7 +25,7 @@ from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, 
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 from penstock.replay.storage import Storage
@@ -116,7 +116,7 @@ def agent_fn(spec: EnvSpec, cfg: DQN) -> Agent:
 class DQN(OffPolicySettings):
     """Settings of DQN and Rainbow."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     lr: Rate = 1e-4
     """Adam's step size, usually 6e-5 (Atari) to 1e-3."""

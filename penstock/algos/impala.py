@@ -19,9 +19,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight, Whole
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, Settings
+from penstock.learn.settings import AlgorithmFunctions, Settings
+from penstock.learn.slot_partition import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> TrainBatch:
@@ -69,7 +69,7 @@ optimizer_fn = adam
 class IMPALA(Settings):
     """Settings of IMPALA."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     usual_batch = BatchSpec(T=20, B=32)
     takes_stale: ClassVar[bool] = True
     """V-trace corrects for the lag by the ratio to the recorded log-probabilities."""

@@ -36,7 +36,7 @@ from penstock.core.spec import STATE_KEY, EnvSpec, describe
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
 
 optimizer_fn = adam
 
@@ -155,7 +155,7 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
 class MAPPO(MinibatchSettings):
     """Settings of MAPPO."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
     observes_state: ClassVar[bool] = True

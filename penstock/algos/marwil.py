@@ -21,9 +21,9 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Count, Limit, NotNegative, Rate, Share, Unit, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import batch_mean
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
+from penstock.learn.slot_partition import batch_mean
 
 
 def agent_fn(spec: EnvSpec, settings: Any) -> Agent:
@@ -98,7 +98,7 @@ def _agent_with_norm(spec: EnvSpec, cfg: MARWIL) -> Agent:
 class MARWIL(MinibatchSettings):
     """Settings of MARWIL."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, agent=_agent_with_norm)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, agent=_agent_with_norm)
     offline: ClassVar[bool] = True
     """Learns from a dataset, which an OfflineSampler plays back."""
 

@@ -17,9 +17,9 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.columns import moved_unit
 from penstock.learn.optimizers import adam
-from penstock.learn.settings import Functions, MinibatchSettings
+from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
+from penstock.learn.slot_partition import moved_unit
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBatch:
@@ -70,7 +70,7 @@ optimizer_fn = adam
 class PPO(MinibatchSettings):
     """Settings of PPO."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=8)
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""

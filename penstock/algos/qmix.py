@@ -36,7 +36,7 @@ from penstock.core.spec import STATE_KEY, BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.lockstep import LockstepTransitions, TeamReward
 from penstock.replay.replay import Replay, ReplaySchedule
 
@@ -195,7 +195,7 @@ def agent_fn(spec: EnvSpec, cfg: QMIX) -> Agent:
 class QMIX(OffPolicySettings):
     """Settings of QMIX and VDN."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
     usual_batch = BatchSpec(T=1, B=8)
     lockstep = True
     """All agents act in each step; turn-based environments are refused."""

@@ -27,7 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings
 from penstock.replay.storage import Storage
@@ -160,7 +160,7 @@ def agent_fn(spec: EnvSpec, cfg: R2D1) -> Agent:
 class R2D1(OffPolicySettings):
     """Settings of R2D1."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
     usual_batch = BatchSpec(T=40, B=16)
 
     lr: Rate = 1e-3

@@ -19,7 +19,7 @@ from penstock.core.limits import Count, Number, Positive
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -110,7 +110,7 @@ def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
 class SAC(OffPolicySettings):
     """Settings of SAC."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     actor_lr: Positive | None = None
     """Step size of the actor; None for the critics' `lr`."""

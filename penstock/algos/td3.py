@@ -18,7 +18,7 @@ from penstock.core.limits import Count, Limit, NotNegative, Positive, Rate, Weig
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import Functions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -76,7 +76,7 @@ def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:
 class TD3(OffPolicySettings):
     """Settings of TD3."""
 
-    functions = Functions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
 
     lr: Rate = 1e-3
     """Adam's step size of the critics, usually 3e-4 to 1e-3."""

@@ -69,17 +69,17 @@ def run(argv: list[str], name: str = "tune") -> int:
         return 2
     from penstock.studies.slots.slots import check_backend
     from penstock.studies.study_file import stored_modules
-    from penstock.studies.tune import opened, reopened
+    from penstock.studies.tune import locked_study, resume_study
 
     check_backend(args.backend, args.address, args.cpus, args.parallel)
     given: dict[str, Any] = {"retries": args.retries, "confirm": args.confirm}
     with contextlib.ExitStack() as stack:
         if again := _is_dir(first, args, rest, parser):
             search_here(stored_modules(Path(first), args.trust))
-            study = stack.enter_context(reopened(Path(first), args.trust, **given))
+            study = stack.enter_context(resume_study(Path(first), args.trust, **given))
         else:
             begin = _sweep if name == "launch" or args.grid or (args.seeds and not args.search) else _search
-            study = stack.enter_context(opened(*begin(first, args, rest, parser), **given))
+            study = stack.enter_context(locked_study(*begin(first, args, rest, parser), **given))
         return _carry_out(study, args, again and args.trust)
 
 

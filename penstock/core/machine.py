@@ -120,12 +120,12 @@ def allowed_cpus() -> set[int]:
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
     """CPU time that the control groups (versions 1 and 2) of this process grant, in CPUs; None for no limit."""
-    found: list[float] = []
+    quotas: list[float] = []
     for folder in _control_groups(root, "cpu"):
         limit, period = _numbers(folder / "cpu.cfs_quota_us"), _numbers(folder / "cpu.cfs_period_us")
         for pair in (_numbers(folder / "cpu.max"), [*limit[:1], *period[:1]]):
-            found += [pair[0] / pair[1]] if len(pair) == 2 and min(pair) > 0 else []
-    return min(found, default=None)
+            quotas += [pair[0] / pair[1]] if len(pair) == 2 and min(pair) > 0 else []
+    return min(quotas, default=None)
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
@@ -141,15 +141,15 @@ def total_memory(root: Path = _ROOT) -> int:
 
 def free_memory(root: Path = _ROOT) -> int:
     """Bytes that can be had without swapping, in the machine and each control group; all of them if not on Linux."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    free = int(found[1]) * 1024 if found else total_memory(root)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    free = int(match[1]) * 1024 if match else total_memory(root)
     return max(min([free, *(left for _, left in _memory_of_groups(root))]), 0)
 
 
 def oom_kills(root: Path = _ROOT) -> int:
     """Number of processes in this control group that the kernel killed for want of memory; 0 if it does not say."""
-    found = re.search(r"^oom_kill (\d+)", _text(root / "sys/fs/cgroup/memory.events"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(r"^oom_kill (\d+)", _text(root / "sys/fs/cgroup/memory.events"), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def counted(n: int, noun: str) -> str:
@@ -165,20 +165,20 @@ def _nodes(root: Path) -> dict[int, int]:
 
 def _cpu_list(file: Path) -> set[int]:
     """The numbers in a file such as "0-3,8"; none if it is not there."""
-    found = re.findall(r"(\d+)(?:-(\d+))?", _text(file))
-    return {cpu for first, last in found for cpu in range(int(first), int(last or first) + 1)}
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", _text(file))
+    return {cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
 def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
     """Granted and unused bytes of each control group that this process counts in."""
-    found: list[tuple[int, int]] = []
+    limits: list[tuple[int, int]] = []
     for folder in _control_groups(root, "memory"):
         for limit, usage, cache in _MEMORY_FILES:
             # Pages of files that nobody reads are given up for others.
             unread = re.search(rf"^{cache} (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
             used = sum(_numbers(folder / usage)) - int(unread[1] if unread else 0)
-            found += [(int(granted), int(granted - used)) for granted in _numbers(folder / limit)]
-    return found
+            limits += [(int(granted), int(granted - used)) for granted in _numbers(folder / limit)]
+    return limits
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
@@ -187,25 +187,25 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
     Inside a container the path that the kernel names may not be mounted; then the mount itself is the group.
     """
     groups = root / "sys/fs/cgroup"
-    found = [groups, groups / controller]
+    folders = [groups, groups / controller]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, names, path = [*line.split(":", 2), "", ""][:3]
         if names and controller not in names.split(","):
             continue
         for mount in [groups / names, groups / controller] if names else [groups, groups / "unified"]:
             below = mount / path.strip().lstrip("/")
-            found += [mount, below, *(p for p in below.parents if mount in p.parents)]
-    return list(dict.fromkeys(found))
+            folders += [mount, below, *(p for p in below.parents if mount in p.parents)]
+    return list(dict.fromkeys(folders))
 
 
 def _gpus(root: Path) -> tuple[Gpu, ...]:
     """NVIDIA devices as the driver lists them, without loading CUDA; nvidia-smi where the driver has no such files."""
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
         facts = dict(re.findall(r"^([\w ]+?):\s*(.*?)\s*$", _text(folder / "information"), re.MULTILINE))
-        found.append(Gpu(facts.get("Model", "GPU"), facts.get("GPU UUID", ""), _gpu_node(root, folder.name)))
-    if found or root != _ROOT or shutil.which("nvidia-smi") is None:
-        return tuple(found)
+        gpus.append(Gpu(facts.get("Model", "GPU"), facts.get("GPU UUID", ""), _gpu_node(root, folder.name)))
+    if gpus or root != _ROOT or shutil.which("nvidia-smi") is None:
+        return tuple(gpus)
     try:
         asked = ["nvidia-smi", "--query-gpu=name,uuid", "--format=csv,noheader"]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=5.0, check=True)

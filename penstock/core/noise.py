@@ -103,7 +103,7 @@ def _drawn(seed: int, purpose: int, batches: range, start: int, stop: int, T: in
     return np.ascontiguousarray(out.reshape(len(batches), slot_count, T, n).transpose(0, 2, 1, 3))
 
 
-class Held(NamedTuple):
+class HeldNoise(NamedTuple):
     """The part of an agent's noise that stays for some steps, such as the matrix of state-dependent exploration."""
 
     size: int = 0
@@ -112,7 +112,7 @@ class Held(NamedTuple):
     """Steps that they stay for, counted over batches; None for a batch."""
 
 
-NOTHING_HELD = Held()
+NOTHING_HELD = HeldNoise()
 
 
 class Noise(NamedTuple):
@@ -125,7 +125,7 @@ class Noise(NamedTuple):
     """The pool's first slot, counted among the slots of the whole run."""
 
     def rows(
-        self, T: int, B: int, n: int, ranks: bool = False, policy: int = 0, held: Held = NOTHING_HELD
+        self, T: int, B: int, n: int, ranks: bool = False, policy: int = 0, held: HeldNoise = NOTHING_HELD
     ) -> npt.NDArray[np.float32]:
         """[T, B, n] uniforms; with `ranks` the last of the n is the slot's number. Every policy has its own."""
         slots = slice(self.first_slot, self.first_slot + B)

@@ -126,7 +126,7 @@ class Seating:
         return found
 
 
-class Seats:
+class SeatAssignment:
     """Who sits where in one environment. A seat is free again once its agent has left it.
 
     If a policy has a seat for each of its agents, an agent has the same seat in every episode.

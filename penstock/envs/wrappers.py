@@ -82,8 +82,8 @@ def bytes_of(text: bytes, size: int, of_dataset: str = "") -> npt.NDArray[np.uin
         ConfigError, EnvWorkerError: the text is longer, in a dataset or of an environment.
     """
     if len(text) > size:
-        said = f"text {text.decode(errors='replace')!r} is {len(text)} bytes long; set text={len(text)} or more"
-        raise (ConfigError if of_dataset else EnvWorkerError)(f"{of_dataset}{said} (--env-text {len(text)})")
+        message = f"text {text.decode(errors='replace')!r} is {len(text)} bytes long; set text={len(text)} or more"
+        raise (ConfigError if of_dataset else EnvWorkerError)(f"{of_dataset}{message} (--env-text {len(text)})")
     return np.frombuffer(text.ljust(size, b"\0"), np.uint8).copy()
 
 
@@ -236,22 +236,23 @@ class Conform(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """The conformed observation and the info, {} where the environment returns the observation alone."""
-        found: Any = self.env.reset(seed=seed, options=options)
-        if isinstance(found, (tuple, list)) and len(found) == 2 and (found[1] is None or isinstance(found[1], Mapping)):
-            return self._conform(found[0]), conform_info(found[1])
-        bare = not isinstance(found, tuple) or isinstance(self.observation_space, spaces.Tuple)
-        return (self._conform(found), {}) if bare else found
+        result: Any = self.env.reset(seed=seed, options=options)
+        pair = isinstance(result, (tuple, list)) and len(result) == 2
+        if pair and (result[1] is None or isinstance(result[1], Mapping)):
+            return self._conform(result[0]), conform_info(result[1])
+        bare = not isinstance(result, tuple) or isinstance(self.observation_space, spaces.Tuple)
+        return (self._conform(result), {}) if bare else result
 
     def step(self, action: Any) -> Any:
         """The five values, conformed."""
-        found: Any = self.env.step(action)
-        if isinstance(found, (tuple, list)) and len(found) == 4:
-            obs, reward, done, info = found
+        result: Any = self.env.step(action)
+        if isinstance(result, (tuple, list)) and len(result) == 4:
+            obs, reward, done, info = result
             cut = bool(conform_info(info).get("TimeLimit.truncated", False)) and bool(done)
-            found = obs, reward, conform_flag(done) if not cut else False, cut, info
-        if not isinstance(found, (tuple, list)) or len(found) != 5:
-            return found
-        obs, reward, terminated, truncated, info = found
+            result = obs, reward, conform_flag(done) if not cut else False, cut, info
+        if not isinstance(result, (tuple, list)) or len(result) != 5:
+            return result
+        obs, reward, terminated, truncated, info = result
         flags = conform_flag(terminated), conform_flag(truncated)
         return self._conform(obs), conform_reward(reward), *flags, conform_info(info)
 
@@ -263,8 +264,8 @@ def masks_itself(env: gym.Env[Any, Any]) -> bool:
 
 def why_unmasked(env: gym.Env[Any, Any]) -> str:
     """The reason for which what `action_masks()` returns cannot be shown; "" if it can be."""
-    shown = env.observation_space
-    if isinstance(shown, spaces.Dict) and MASK_KEY in shown.spaces:
+    space = env.observation_space
+    if isinstance(space, spaces.Dict) and MASK_KEY in space.spaces:
         return f"the observation has a key {MASK_KEY!r} already"
     if not any(map(sum, choices(space_to_spec(env.action_space, "action")))):
         return f"masks are not known of the action space {env.action_space!r}"
@@ -313,10 +314,10 @@ def _copying(call: Callable[..., Any], bare: bool) -> Callable[..., Any]:
     """The call with a copy of the observation that it returns, `bare` or as the first of several."""
 
     def copying(*args: Any, **kwargs: Any) -> Any:
-        found = call(*args, **kwargs)
+        answer = call(*args, **kwargs)
         if bare:
-            return deepcopy(found)
-        return (deepcopy(found[0]), *found[1:]) if isinstance(found, tuple) and found else found
+            return deepcopy(answer)
+        return (deepcopy(answer[0]), *answer[1:]) if isinstance(answer, tuple) and answer else answer
 
     return copying
 

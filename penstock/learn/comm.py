@@ -48,7 +48,7 @@ class Comm(Protocol):
         ...
 
 
-class Alone:
+class SingleComm:
     """The Comm of one learner."""
 
     rank, size = 0, 1
@@ -66,7 +66,7 @@ class Alone:
         """Returns at once."""
 
 
-ALONE = Alone()
+SINGLE = SingleComm()
 
 
 class GroupComm:

@@ -27,8 +27,7 @@ from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.clock import Clock
-from penstock.learn.columns import Columns, watches
-from penstock.learn.comm import ALONE, Comm
+from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.generator import OwnGenerator
 from penstock.learn.optimizers import (
     NormGroups,
@@ -44,6 +43,7 @@ from penstock.learn.optimizers import (
 from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
+from penstock.learn.slot_partition import SlotPartition, watches
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
@@ -106,9 +106,9 @@ class Policy:
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
         self.standardize = tuple(standardize)
-        self.comm: Comm = ALONE
+        self.comm: Comm = SINGLE
         """The learners that train it together; `join` sets it."""
-        self.columns: Columns | None = None
+        self.partition: SlotPartition | None = None
         """The slots of each of them; None for one learner."""
         self._compared = False
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
@@ -207,14 +207,14 @@ class Policy:
         """
         if isinstance(batch, SampleBatch) and isinstance(batch.valid, np.ndarray):
             batch = as_tensors(batch, self.device)
-        if isinstance(batch, SampleBatch) and self.columns is not None:
-            self.columns.fit(batch.spec.B)
+        if isinstance(batch, SampleBatch) and self.partition is not None:
+            self.partition.fit(batch.spec.B)
         if isinstance(batch, SampleBatch) and (max_lag := getattr(self.settings, "max_lag", None)) is not None:
             fresh = batch.valid & (batch.version >= self.version - max_lag)
             stale = int(batch.valid.sum() - fresh.sum())
             self.stale_rows += self.of_all(stale)
             batch = replace(batch, valid=fresh)
-        function = self.postprocess_fn if self.columns is None else self.columns.known_to(self.postprocess_fn)
+        function = self.postprocess_fn if self.partition is None else self.partition.known_to(self.postprocess_fn)
         try:
             data = function(self.agent, batch, self.settings)
         except KeyError as error:
@@ -236,15 +236,15 @@ class Policy:
                 check_rows(data)
             for name in self.standardize:
                 data = replace(data, rows={**data.rows, name: self._standardized(data[name], batch.valid)})
-            if self.columns is not None:
-                data = replace(data, metrics=self.columns.mean(data.metrics or {}, int(batch.valid.sum())))
+            if self.partition is not None:
+                data = replace(data, metrics=self.partition.mean(data.metrics or {}, int(batch.valid.sum())))
         return data
 
     def _standardized(self, x: Any, valid: Tensor) -> Tensor:
         """[T, B] with mean 0 and deviation 1 over the valid rows of all learners."""
-        if self.columns is None:
+        if self.partition is None:
             return ops.normalized(x, valid)
-        return ops.normalized(self.columns.joined(x), self.columns.joined(valid))[:, self.columns.own]
+        return ops.normalized(self.partition.gather(x), self.partition.gather(valid))[:, self.partition.local_slots]
 
     def _check_width(self, data: TrainBatch, batch: SampleBatch | TrainBatch) -> None:
         """Refuses rows [T, B, 1] or [N, 1], which broadcast against [T, B] or [N], where nothing has one element."""
@@ -293,8 +293,9 @@ class Policy:
         if alone:
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, None, groups)
         else:
-            assert self.columns is not None
-            reduction = GradientAllReduce(self.comm, self.agent, self.optimizers, loss, minibatch, self.columns.metrics)
+            assert self.partition is not None
+            metrics = self.partition.metrics
+            reduction = GradientAllReduce(self.comm, self.agent, self.optimizers, loss, minibatch, metrics)
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, reduction, groups)
             if (loss := judged(reduction.loss)).stop:
                 return loss
@@ -339,23 +340,23 @@ class Policy:
                 f"the parameters of rank {comm.rank} differ from those of rank {other[0]}; build the policy with the "
                 "same settings and seed on every rank, on machines and with versions that are alike"
             )
-        self.comm, self.columns = comm, Columns(comm)
+        self.comm, self.partition = comm, SlotPartition(comm)
         if self.replay_schedule is not None:
-            self.replay_schedule.replay.join(self.columns)
+            self.replay_schedule.replay.join(self.partition)
 
     def observe(self, batch: SampleBatch) -> None:
         """Updates the agent's running statistics with a batch of tensors, and with those of all other learners.
 
         Each learner makes the same statistics of the rows of all, so they are those of one learner bit for bit.
         """
-        if self.columns is not None and watches(self.agent):
-            self.columns.fit(batch.spec.B)
-            batch = self.columns.batch(batch)
+        if self.partition is not None and watches(self.agent):
+            self.partition.fit(batch.spec.B)
+            batch = self.partition.batch(batch)
         self.agent.observe(batch)
 
     def of_all(self, count: int) -> int:
         """The sum of a count over all learners."""
-        return count if self.columns is None else int(self.columns.totals(count)[0])
+        return count if self.partition is None else int(self.partition.totals(count)[0])
 
     def shuffler(self) -> np.random.Generator:
         """The generator of this version's minibatches: a function of seed and version, so there is no state to save."""

@@ -18,10 +18,10 @@ from penstock.core.spec import SHARED, BatchSpec, EnvSpec, Specs
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
-from penstock.learn.columns import Columns
-from penstock.learn.comm import ALONE, Comm
+from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.policy import Policy
 from penstock.learn.rows.kept import KeptRows
+from penstock.learn.slot_partition import SlotPartition
 
 
 class PolicySet(Mapping[str, Policy]):
@@ -54,7 +54,7 @@ class PolicySet(Mapping[str, Policy]):
         self.kept = {name: KeptRows(rows) for name, rows in least.items()}
         """The rows that policies with `min_rows` have not trained on yet."""
         self._told_of_rows: set[str] = set()
-        self.comm: Comm = ALONE
+        self.comm: Comm = SINGLE
         """The learners that train them together; `join` sets it."""
         for name, policy in self.items():
             policy.counts_rows = name in self.kept
@@ -111,9 +111,9 @@ class PolicySet(Mapping[str, Policy]):
         return any(policy.recurrent for policy in self.values())
 
     @property
-    def columns(self) -> Columns | None:
+    def partition(self) -> SlotPartition | None:
         """Columns of the first policy, None for one learner."""
-        return self._first.columns
+        return self._first.partition
 
     @property
     def version(self) -> int:
@@ -183,9 +183,9 @@ class PolicySet(Mapping[str, Policy]):
             info: {id: example of the info of a row}; for an environment of one agent the example itself.
         """
         for name, policy in self.trained.items():
-            own = info if self._one_agent or info is None else info[name]
+            info_of_policy = info if self._one_agent or info is None else info[name]
             slots = batch.B * policy.spec.agents
-            policy.prepare(BatchSpec(batch.T, slots), own)
+            policy.prepare(BatchSpec(batch.T, slots), info_of_policy)
             if name in self.kept:
                 self.kept[name].slots = slots
 
@@ -259,17 +259,17 @@ class PolicySet(Mapping[str, Policy]):
         """Inverse of `state_dict` and `arrays`. Raises CheckpointError if the policies differ."""
         self._require_ids(state["agent"])
         rest = {key: value for key, value in state.items() if key != "agent"}
-        agents, states, own = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
+        agents, states, arrays_of = self._parted(state["agent"]), self._parted(rest), self._parted(arrays or {})
         for name, policy in self.items():
-            policy.load_state_dict({**states[name], "agent": agents[name]}, own[name])
+            policy.load_state_dict({**states[name], "agent": agents[name]}, arrays_of[name])
             if name in self.kept and "kept" in states[name]:
                 self.kept[name].load_state_dict(states[name]["kept"], policy)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Like `Policy.load_parameters`, for all policies. Raises CheckpointError if they do not fit."""
         self._require_ids(parameters)
-        for name, own in self._parted(parameters).items():
-            self[name].load_parameters(own)
+        for name, tensors in self._parted(parameters).items():
+            self[name].load_parameters(tensors)
 
     @property
     def _first(self) -> Policy:
@@ -282,9 +282,9 @@ class PolicySet(Mapping[str, Policy]):
 
     def _require_ids(self, parameters: Mapping[str, Tensor]) -> None:
         """Raises CheckpointError unless the parameters are of policies with the ids of these."""
-        own = {name: policy.agent.state_dict() for name, policy in self.items()}
-        ids = {name for name, state in own.items() if state}
-        if len(self) == 1 and (not ids or parameters.keys() & own[next(iter(ids))].keys()):
+        states = {name: policy.agent.state_dict() for name, policy in self.items()}
+        ids = {name for name, state in states.items() if state}
+        if len(self) == 1 and (not ids or parameters.keys() & states[next(iter(ids))].keys()):
             return
         stored = {key.partition("/")[0] for key in parameters if "/" in key}
         if (len(self) == 1 and not stored) or (len(self) > 1 and stored == ids):
@@ -301,20 +301,20 @@ class PolicySet(Mapping[str, Policy]):
             return dict(next(iter(parts.values()), {}))
         return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
 
-    def _parted(self, whole: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def _parted(self, joined: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Inverse of `_joined`."""
         if len(self) == 1:
-            return {name: dict(whole) for name in self}
-        found: dict[str, dict[str, Any]] = {name: {} for name in self}
-        for key, value in whole.items():
+            return {name: dict(joined) for name in self}
+        parts: dict[str, dict[str, Any]] = {name: {} for name in self}
+        for key, value in joined.items():
             name, slash, rest = key.partition("/")
-            if not slash or name not in found:
+            if not slash or name not in parts:
                 raise CheckpointError(
                     f"{key!r} is stored, which belongs to none of the policies {list(self)}; is it of a run with "
                     "other policies?"
                 )
-            found[name][rest] = value
-        return found
+            parts[name][rest] = value
+        return parts
 
 
 AnyPolicy: TypeAlias = Policy | PolicySet

@@ -59,11 +59,11 @@ def compute(policy: AnyPolicy, precision: Precision = "float32", compiled: bool 
 def require_bf16(device: torch.device) -> None:
     """Raises ConfigError unless the device multiplies bfloat16 numbers by instructions of its own."""
     if device.type == "cuda":
-        there = torch.cuda.is_bf16_supported(including_emulation=False)
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         cpu: Any = torch.cpu
-        there = cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
-    if not there:
+        supported = cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
+    if not supported:
         raise ConfigError(
             f"run.precision='bf16' on {device}, which has no bfloat16 products of its own (AVX512_BF16 or AMX on a "
             "CPU, Ampere or newer on CUDA) and would be slower by them; use 'float32'"
@@ -78,25 +78,25 @@ def in_bf16(function: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
     def inside(*args: Any) -> Any:
         # No cache: in older versions of torch it hands weights rounded without gradient to a pass that needs one.
         with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
-            found = function(*args)
-        return _widened(found)
+            result = function(*args)
+        return _widened(result)
 
     return inside
 
 
-def _widened(found: Any) -> Any:
+def _widened(result: Any) -> Any:
     """A Loss or TrainBatch without bfloat16, which numpy does not have; other values unchanged."""
 
     def wide(x: Any) -> Any:
         return x.float() if isinstance(x, Tensor) and x.dtype is torch.bfloat16 else x
 
-    if isinstance(found, Loss):
-        total = {name: wide(x) for name, x in found.total.items()} if isinstance(found.total, dict) else found.total
-        metrics = {name: wide(x) for name, x in found.metrics.items()}
-        return found._replace(total=wide(total), metrics=metrics, priorities=wide(found.priorities))
-    if isinstance(found, TrainBatch):
-        return replace(found, rows={name: tree_map(wide, x) for name, x in found.rows.items()})
-    return found
+    if isinstance(result, Loss):
+        total = {name: wide(x) for name, x in result.total.items()} if isinstance(result.total, dict) else result.total
+        metrics = {name: wide(x) for name, x in result.metrics.items()}
+        return result._replace(total=wide(total), metrics=metrics, priorities=wide(result.priorities))
+    if isinstance(result, TrainBatch):
+        return replace(result, rows={name: tree_map(wide, x) for name, x in result.rows.items()})
+    return result
 
 
 class Compiler:
@@ -125,18 +125,18 @@ class Compiler:
             before = self._compilations
             try:
                 made = fast = fast or self._transform(function)
-                found = made(agent, rows, settings)
-                if (key := _shapes(rows, found)) not in known and isinstance(found, Loss):
-                    _rehearse(agent, found)
+                result = made(agent, rows, settings)
+                if (key := _shapes(rows, result)) not in known and isinstance(result, Loss):
+                    _rehearse(agent, result)
             except Exception as error:
-                found = function(agent, rows, settings)  # an error of the function itself is raised here
+                result = function(agent, rows, settings)  # an error of the function itself is raised here
                 self._give_up(error)
-                return found
+                return result
             again += key in known and self._compilations > before
             known.add(key)
             if again >= _AGAIN:
                 self._give_up("the same shapes again and again: a setting that the loss reads is a schedule")
-            return found
+            return result
 
         return call
 
@@ -176,9 +176,9 @@ class Compiler:
         )
 
 
-def _shapes(rows: Any, found: Any) -> Any:
+def _shapes(rows: Any, result: Any) -> Any:
     """Key of a compiled function: the shapes of its rows, and the names of the totals of its loss."""
-    totals = tuple(found.total) if isinstance(found, Loss) and isinstance(found.total, dict) else ()
+    totals = tuple(result.total) if isinstance(result, Loss) and isinstance(result.total, dict) else ()
     return totals, *(tuple(x.shape) for x in tree_leaves(rows) if isinstance(x, Tensor))
 
 

@@ -29,9 +29,9 @@ def predict(
     Args:
         noise: makes uniforms [rows, noise_size]; None for the distribution's mode.
     """
-    shown, obs = _shown(agent, spec.obs, obs)
-    arrays = _obs_arrays(shown, obs, "obs")
-    leads = {x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, tree_leaves(shown))}
+    leaves, obs = _shown(agent, spec.obs, obs)
+    arrays = _obs_arrays(leaves, obs, "obs")
+    leads = {x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, tree_leaves(leaves))}
     if len(leads) > 1 or len(next(iter(leads))) > 1:
         raise ConfigError(f"predict got leading dimensions {sorted(leads)}; expected none, or one [N] on every leaf")
     single = leads == {()}
@@ -54,7 +54,7 @@ def predict(
     rewards[:n] = torch.as_tensor(np.asarray(prev_reward, np.float32), device=device)
     first = torch.full((rows,), state is None, device=device)
     with torch.inference_mode():
-        inputs = Inputs(tree_map(padded, shown), prev_action, rewards, first)
+        inputs = Inputs(tree_map(padded, leaves), prev_action, rewards, first)
         chosen, _, agent_state = agent.act(inputs, agent_state, None if noise is None else noise(rows).to(device))
     action = tree_map(lambda leaf, a: _as_env(leaf, a[:n].cpu().numpy(), single), spec.action, chosen)
     return action if agent_state is None else (action, (agent_state, chosen))
@@ -64,10 +64,10 @@ def _shown(agent: Agent, spec: Tree, obs: Any) -> tuple[Tree, Any]:
     """The spec and the observation without what only critics see, and as a Dict where a lone array was made one."""
     if not (agent.unseen and isinstance(spec, dict)):
         return spec, obs
-    shown = {key: leaf for key, leaf in spec.items() if key not in agent.unseen}
+    leaves = {key: leaf for key, leaf in spec.items() if key not in agent.unseen}
     if isinstance(obs, Mapping):
-        return shown, {key: x for key, x in obs.items() if key not in agent.unseen}
-    return shown, dict.fromkeys(shown, obs) if len(shown) == 1 else obs
+        return leaves, {key: x for key, x in obs.items() if key not in agent.unseen}
+    return leaves, dict.fromkeys(leaves, obs) if len(leaves) == 1 else obs
 
 
 def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:

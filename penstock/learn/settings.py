@@ -23,7 +23,7 @@ def _chosen_agent(spec: EnvSpec, cfg: Settings) -> Agent:
     return cfg.agent(spec, cfg)
 
 
-class Functions(NamedTuple):
+class AlgorithmFunctions(NamedTuple):
     """The functions of an algorithm, which `Settings.build` hands to its Policy."""
 
     postprocess: PostprocessFn
@@ -48,7 +48,7 @@ class Settings:
             )
         return known_names(cls, *args, **given)
 
-    functions: ClassVar[Functions]
+    functions: ClassVar[AlgorithmFunctions]
     """Functions of the algorithm: postprocess, loss, agent, replay."""
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     recurrent_batch: ClassVar[BatchSpec | None] = None
@@ -91,7 +91,7 @@ class Settings:
         policy.clock.begin(total_steps)
         return policy
 
-    def policy(self, functions: Functions, spec: EnvSpec, seed: int, device: str) -> Policy:
+    def policy(self, functions: AlgorithmFunctions, spec: EnvSpec, seed: int, device: str) -> Policy:
         """The live policy of these settings with the functions given."""
         require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
         return Policy(

@@ -24,7 +24,7 @@ from penstock.learn.given import check_given
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.learn.rows.minibatch import minibatches
-from penstock.replay.replay import Drawing
+from penstock.replay.replay import SampledUnits
 
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
@@ -79,7 +79,7 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
         steps: list[Mapping[str, Tensor]] = []
-        how = policy.minibatch, policy.shuffler(), policy.epochs, policy.columns, policy.counts_rows
+        how = policy.minibatch, policy.shuffler(), policy.epochs, policy.partition, policy.counts_rows
         for minibatch in minibatches(data, *how):
             if (loss := policy.learn_on_batch(minibatch)) is not None:
                 steps.append(loss.metrics)
@@ -87,7 +87,7 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
                     results = {"train/stopped_after": len(steps) - 1.0}
                     break
         results |= averaged(steps) | averaged(
-            [data.metrics or {}] if batch.env_steps or policy.columns is not None else []
+            [data.metrics or {}] if batch.env_steps or policy.partition is not None else []
         )
     policy.observe(tensors)
     policy.version += 1
@@ -257,7 +257,7 @@ def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
             )
 
 
-def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tuple[Drawing, TrainBatch]]:
+def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tuple[SampledUnits, TrainBatch]]:
     """`count` samples of a policy's replay as tensors on its device, each with its drawing; see `Replay.samples`."""
     schedule, device = policy.replay_schedule, policy.device
     assert schedule is not None

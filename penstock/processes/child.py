@@ -28,7 +28,7 @@ OUTPUT_BYTES, TAIL_BYTES = 1 << 20, 2000
 _CRASH_BYTES = 1 << 16
 
 
-class Started(Protocol):
+class StartedProcess(Protocol):
     """A process that was started; the members of `subprocess.Popen` that a Child uses."""
 
     args: Any
@@ -43,7 +43,7 @@ class Started(Protocol):
 class Forks(Protocol):
     """Starts children by forking another process."""
 
-    def fork(self, module: str, boot: dict[str, Any], environment: dict[str, str]) -> Started | None:
+    def fork(self, module: str, spawn_args: dict[str, Any], environment: dict[str, str]) -> StartedProcess | None:
         """Returns a process that runs `module.main()`; None where none can be forked."""
         ...
 
@@ -51,7 +51,7 @@ class Forks(Protocol):
 class Child:
     """A process in a group of its own, which runs `module.main()`.
 
-    It finds its boot as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and `parent`, the pid of its parent.
+    It finds its arguments as JSON in `sys.argv[1]`: `words`, `descriptors` by name, and the pid of its `parent`.
 
     Args:
         name: in messages, e.g. `worker 3`.
@@ -91,14 +91,14 @@ class Child:
         self._pidfd = -1
         self._oom_before = oom_kills()
         inherited = {**descriptors, "crash": self._crash} | ({} if tether is None else {"alive": tether.fd})
-        boot = {**words, **inherited, "parent": os.getpid(), "descriptors": list(inherited)}
+        spawn_args = {**words, **inherited, "parent": os.getpid(), "descriptors": list(inherited)}
         streams = -1
         try:
             if output == "kept":  # reopened to append: after `trim`, output begins at the start again
                 streams = os.open(f"/proc/self/fd/{self._output}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             elif output != "inherited":
                 streams = os.dup(output)
-            self.process = self._start(module, boot, None if streams < 0 else streams, forks, tether is None)
+            self.process = self._start(module, spawn_args, None if streams < 0 else streams, forks, tether is None)
             self._watch()
         except BaseException as error:
             self.close()
@@ -110,12 +110,12 @@ class Child:
                 os.close(streams)
 
     def _start(
-        self, module: str, boot: dict[str, Any], streams: int | None, forks: Forks | None, session: bool
-    ) -> Started:
-        forked = None if forks is None else forks.fork(module, boot, self.environment)
+        self, module: str, spawn_args: dict[str, Any], streams: int | None, forks: Forks | None, session: bool
+    ) -> StartedProcess:
+        forked = None if forks is None else forks.fork(module, spawn_args, self.environment)
         return forked or subprocess.Popen(
-            module_command("penstock.processes.tie", module, json.dumps(boot), self.name),
-            pass_fds=descriptors_of(boot),
+            module_command("penstock.processes.tie", module, json.dumps(spawn_args), self.name),
+            pass_fds=descriptors_of(spawn_args),
             process_group=None if session else 0,
             start_new_session=session,
             stdin=subprocess.DEVNULL,
@@ -209,7 +209,7 @@ class Child:
         self._crash = self._output = self._pidfd = -1
 
 
-def descriptors_of(boot: Mapping[str, Any]) -> list[int]:
-    """The descriptors that a boot names, each once."""
-    found = [boot[name] for name in boot["descriptors"]]
+def descriptors_of(spawn_args: Mapping[str, Any]) -> list[int]:
+    """The descriptors that spawn arguments name, each once."""
+    found = [spawn_args[name] for name in spawn_args["descriptors"]]
     return list(dict.fromkeys(fd for x in found for fd in ([x] if isinstance(x, int) else x)))

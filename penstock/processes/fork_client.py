@@ -68,7 +68,7 @@ class ForkServer:
         """The process, if there is one."""
         return None if self._up is None else self._up.child
 
-    def fork(self, module: str, boot: dict[str, Any], environment: dict[str, str]) -> ForkedProcess | None:
+    def fork(self, module: str, spawn_args: dict[str, Any], environment: dict[str, str]) -> ForkedProcess | None:
         """A new child that runs `module`; None if this process cannot be forked and says so.
 
         Raises:
@@ -78,8 +78,8 @@ class ForkServer:
         up = self._started(environment)
         if up is None:
             return None
-        fds, limit_s = descriptors_of(boot), min(self._limit_s, _ANSWER_S)
-        request = {"module": module, "boot": boot, "fds": fds, "environment": environment}
+        fds, limit_s = descriptors_of(spawn_args), min(self._limit_s, _ANSWER_S)
+        request = {"module": module, "spawn_args": spawn_args, "fds": fds, "environment": environment}
         said = os.memfd_create("penstock-fork", os.MFD_CLOEXEC)
         here = os.open(".", os.O_PATH | os.O_CLOEXEC)
         try:

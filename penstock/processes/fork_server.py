@@ -2,8 +2,8 @@
 
 A worker so is ready in milliseconds and shares the memory of its imports with the others. The learner talks with this
 process through a socket, one request at a time (see `penstock.processes.fork_client`). A worker is a child of this
-process, which therefore reaps it and passes its exit status on, when it is asked to and not before: until then the number of the
-worker cannot be another's. Where this process ends, so do all that it has forked.
+process, which therefore reaps it and passes its exit status on, when it is asked to and not before: until then the
+number of the worker cannot be another's. Where this process ends, so do all that it has forked.
 
 A forked worker is to be like one that was started by itself: it has the descriptors that came with the request and no
 others, the learner's present standard streams, directory and environment variables, and a process group of its own.
@@ -36,9 +36,9 @@ _libc.getenv.argtypes = [ctypes.c_char_p]
 def main() -> None:
     """Imports what workers need, and serves until the learner hangs up; returns in no process but a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    boot: dict[str, Any] = json.loads(sys.argv[1])
-    link = socket.socket(fileno=boot["link"])
-    for module in boot["modules"]:
+    spawn_args: dict[str, Any] = json.loads(sys.argv[1])
+    link = socket.socket(fileno=spawn_args["link"])
+    for module in spawn_args["modules"]:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # while ignored, perhaps since the learner's parent, no child waits
     gc.collect()
@@ -95,17 +95,17 @@ def _become_worker(parent: int, fds: list[int]) -> str:
     for low, high in zip([2, *sorted(own)], [*sorted(own), os.sysconf("SC_OPEN_MAX")]):
         os.closerange(low + 1, high)
     _take_environment(asked["environment"])
-    boot = _with_own(asked["boot"], asked["fds"], own) | {"parent": parent}
-    settle(boot)
-    sys.argv[:] = [asked["module"], json.dumps(boot)]
+    spawn_args = _with_own(asked["spawn_args"], asked["fds"], own) | {"parent": parent}
+    settle(spawn_args)
+    sys.argv[:] = [asked["module"], json.dumps(spawn_args)]
     return asked["module"]
 
 
-def _with_own(boot: dict[str, Any], theirs: list[int], own: list[int]) -> dict[str, Any]:
-    """A boot whose descriptors are those that this process was given for the learner's."""
+def _with_own(spawn_args: dict[str, Any], theirs: list[int], own: list[int]) -> dict[str, Any]:
+    """Spawn arguments whose descriptors are those that this process was given for the learner's."""
     here = dict(zip(theirs, own))
-    named = {name: boot[name] for name in boot["descriptors"]}
-    return boot | {name: here[x] if isinstance(x, int) else [here[fd] for fd in x] for name, x in named.items()}
+    named = {name: spawn_args[name] for name in spawn_args["descriptors"]}
+    return spawn_args | {name: here[x] if isinstance(x, int) else [here[fd] for fd in x] for name, x in named.items()}
 
 
 def _take_environment(variables: dict[str, str]) -> None:

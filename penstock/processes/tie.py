@@ -1,6 +1,6 @@
 """Entry of every child: ties it to its parent, lets it say where it hangs, then runs the module that it is started for.
 
-`python -P -m penstock.processes.tie MODULE BOOT`, the boot being a `Child`'s as JSON. Nothing slow comes before the
+`python -P -m penstock.processes.tie MODULE SPAWN_ARGS`, a `Child`'s as JSON. Nothing slow comes before the
 tie: a process whose parent dies while it still imports or unpickles ends as well.
 """
 
@@ -19,12 +19,12 @@ from typing import Any
 _F_SETSIG = 10
 
 
-def settle(boot: dict[str, Any]) -> None:
+def settle(spawn_args: dict[str, Any]) -> None:
     """Ties this process to its parent; from now on SIGUSR2 and a crash write its stacks where the parent reads them."""
-    if "alive" in boot:
-        die_with_the_parent(boot["alive"], boot["parent"])
-    faulthandler.enable(boot["crash"], all_threads=True)
-    faulthandler.register(signal.SIGUSR2, boot["crash"], all_threads=True)
+    if "alive" in spawn_args:
+        die_with_the_parent(spawn_args["alive"], spawn_args["parent"])
+    faulthandler.enable(spawn_args["crash"], all_threads=True)
+    faulthandler.register(signal.SIGUSR2, spawn_args["crash"], all_threads=True)
 
 
 def die_with_the_parent(alive: int, parent: int) -> None:
@@ -47,8 +47,8 @@ def die_with_the_parent(alive: int, parent: int) -> None:
 
 def main() -> None:
     """Settles this process, and runs the module that the command line names."""
-    module, boot = sys.argv[1], json.loads(sys.argv[2])
-    settle(boot)
+    module, spawn_args = sys.argv[1], json.loads(sys.argv[2])
+    settle(spawn_args)
     sys.argv[:] = [module, sys.argv[2]]
     importlib.import_module(module).main()
 

@@ -19,7 +19,7 @@ def copied(replay: Replay) -> Replay:
         ConfigError: the rows lie in shards or with other learners, or do not fit into memory a second time.
     """
     settings = replay.settings
-    if settings.shards or replay.peers is not None:
+    if settings.shards or replay.partition is not None:
         where = "in shards" if settings.shards else "of several learners"
         raise ConfigError(
             f"a replay {where} cannot be copied; with run.learner_threads='auto', which times a copy, give a number"

@@ -19,7 +19,7 @@ from penstock.replay.columns import Array, Rows, ring_slices
 from penstock.replay.sum_tree import SumTree
 
 
-class Drawn(NamedTuple):
+class DrawnUnits(NamedTuple):
     """N units."""
 
     unit: Rows
@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
     """[N] with which each was drawn; None if uniform."""
 
 
-class Drawing(NamedTuple):
+class SampledUnits(NamedTuple):
     """N samples that were chosen and not read yet."""
 
     unit: Rows
@@ -59,7 +59,7 @@ class Index(Protocol):
         """Forgets the units before number `tail`."""
         ...
 
-    def draw(self, n: int, rng: np.random.Generator) -> Drawn: ...
+    def draw(self, n: int, rng: np.random.Generator) -> DrawnUnits: ...
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None: ...
     def __len__(self) -> int: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -97,7 +97,7 @@ class UniformIndex:
             self.tail = tail
             self.head = max(self.head, tail)
 
-    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+    def draw(self, n: int, rng: np.random.Generator) -> DrawnUnits:
         check_drawable(self._count, n)
         slots = self._usable.shape[1]
         low, high = self.tail * slots, self.head * slots
@@ -109,7 +109,7 @@ class UniformIndex:
                 drawn[wrong] = again = rng.integers(low, high, len(wrong))
                 wrong = wrong[self._refused(again)]
         unit, slot = (drawn, np.zeros_like(drawn)) if slots == 1 else np.divmod(drawn, slots)
-        return Drawn(unit, slot, None)
+        return DrawnUnits(unit, slot, None)
 
     def _refused(self, drawn: Rows) -> Rows:
         """Which of drawn units, counted over all slots, are not usable."""
@@ -137,7 +137,7 @@ class FifoIndex(UniformIndex):
         super().__init__(units, slots)
         self._next = 0
 
-    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+    def draw(self, n: int, rng: np.random.Generator) -> DrawnUnits:
         if self._count < n:
             raise ConfigError(
                 f"{n} of {self._count} undrawn samples were asked of a FIFO replay; collect more, or draw fewer"
@@ -153,7 +153,7 @@ class FifoIndex(UniformIndex):
         self._flat[drawn % len(self._flat)] = False
         self._count -= n
         self._next = int(drawn[-1]) + 1 if n else low
-        return Drawn(drawn // slots, drawn % slots, None)
+        return DrawnUnits(drawn // slots, drawn % slots, None)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"next": self._next}
@@ -204,14 +204,14 @@ class PrioritizedIndex:
             self.tail = tail
             self.head = max(self.head, tail)
 
-    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+    def draw(self, n: int, rng: np.random.Generator) -> DrawnUnits:
         check_drawable(self._count, n)
         total = self._tree.total
         mass = (np.arange(n) + rng.random(n)) * (total / n)
         leaf, value = self._tree.find(np.minimum(mass, math.nextafter(total, 0.0)))
         at, slot = np.divmod(leaf, self._slots)
         unit = self.tail + (at - self.tail) % self._units
-        return Drawn(unit, slot, value / total)
+        return DrawnUnits(unit, slot, value / total)
 
     def update(self, unit: Rows, slot: Rows, priority: Array) -> None:
         """Sets priorities [N], such as absolute errors; for a unit that was drawn twice the last one counts."""

@@ -10,7 +10,7 @@ from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import STATE_KEY
 from penstock.replay.columns import Array, Rows
-from penstock.replay.peers import Peers
+from penstock.replay.partition import Partition
 from penstock.replay.settings import ReplaySettings
 from penstock.replay.storage import Storage
 from penstock.replay.view import ALL_INPUTS
@@ -120,29 +120,29 @@ def check_teams(settings: ReplaySettings, B: int, seats: int) -> None:
         )
 
 
-class Teams:
-    """`Peers` for learners that share the columns of a replay; its slots are environments of `seats` columns."""
+class TeamPartition:
+    """`Partition` for learners that share the columns of a replay; its slots are environments of `seats` columns."""
 
-    def __init__(self, peers: Peers, seats: int) -> None:
-        self._peers, self._seats = peers, seats
+    def __init__(self, partition: Partition, seats: int) -> None:
+        self._partition, self._seats = partition, seats
 
     @property
     def total(self) -> int:
-        return self._peers.total // self._seats
+        return self._partition.total // self._seats
 
     @property
-    def own(self) -> slice:
-        own = self._peers.own
+    def local_slots(self) -> slice:
+        own = self._partition.local_slots
         return slice(own.start // self._seats, own.stop // self._seats)
 
     def fit(self, width: int) -> None:
-        self._peers.fit(width * self._seats)
+        self._partition.fit(width * self._seats)
 
-    def whole(self, x: Array) -> Array:
-        return self._peers.whole(np.repeat(x, self._seats, 1))[:, :: self._seats]
+    def gather_array(self, x: Array) -> Array:
+        return self._partition.gather_array(np.repeat(x, self._seats, 1))[:, :: self._seats]
 
-    def summed(self, x: Array) -> Array:
-        return self._peers.summed(x)
+    def sum_array(self, x: Array) -> Array:
+        return self._partition.sum_array(x)
 
-    def asked(self, name: str, start: int, stop: int) -> None:
-        self._peers.asked(name, start, stop)
+    def request_rows(self, name: str, start: int, stop: int) -> None:
+        self._partition.request_rows(name, start, stop)

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.batch import MultiAgentBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.replay.columns import Array
-from penstock.replay.replay import Drawing, Replay
+from penstock.replay.replay import Replay, SampledUnits
 
 
 class MultiAgentReplay:
@@ -29,11 +29,13 @@ class MultiAgentReplay:
         for name, part in batch.items():
             self.replays[name].append(part)
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> dict[str, tuple[Drawing, TrainBatch]]:
+    def sample(
+        self, n: int, rng: np.random.Generator, progress: float = 0.0
+    ) -> dict[str, tuple[SampledUnits, TrainBatch]]:
         """N samples of every policy that has any."""
         return {name: each.sample(n, rng, progress) for name, each in self.replays.items() if len(each)}
 
-    def update_priorities(self, drawings: Mapping[str, Drawing], priorities: Mapping[str, Array]) -> None:
+    def update_priorities(self, drawings: Mapping[str, SampledUnits], priorities: Mapping[str, Array]) -> None:
         """Like `Replay.update_priorities`, for each policy."""
         for name, drawing in drawings.items():
             self.replays[name].update_priorities(drawing, priorities[name])

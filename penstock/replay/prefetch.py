@@ -13,7 +13,7 @@ S = TypeVar("S")
 READ_TIMEOUT_S = 300.0
 
 
-class Reading(Generic[S]):
+class PendingRead(Generic[S]):
     """A call of `read` that has begun in a thread.
 
     Args:

@@ -19,17 +19,17 @@ from penstock.core.tree import Tree, tree_map
 from penstock.replay.columns import Array, Rows
 from penstock.replay.copies import copied
 from penstock.replay.hindsight import HindsightTransitions
-from penstock.replay.index import Drawing, Index, make_index
-from penstock.replay.lockstep import Teams, check_teams
-from penstock.replay.peers import Peers, SharedStore, priority_of_all, share_of
-from penstock.replay.prefetch import Reading
+from penstock.replay.index import Index, SampledUnits, make_index
+from penstock.replay.lockstep import TeamPartition, check_teams
+from penstock.replay.partition import Partition, PartitionedStore, local_units, priority_of_all
+from penstock.replay.prefetch import PendingRead
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
 from penstock.replay.storage import Storage, is_large
 from penstock.replay.store import Store, chosen_info, make_store, planned, require_alike
 from penstock.replay.view import View
 
-__all__ = ["Drawing", "PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "make_view"]
+__all__ = ["PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "SampledUnits", "make_view"]
 
 PriorityFn = Callable[[Storage, Rows], Array]
 """(storage, first rows [n] of fresh units) -> [n, B] priorities, from the info that the agent recorded."""
@@ -75,9 +75,9 @@ class Replay:
                 "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
         self._store: Store | None = None
-        self.peers: Peers | None = None
-        self._drawn_among: Peers | None = None
-        """`peers` as the index counts slots: as columns, or as environments."""
+        self.partition: Partition | None = None
+        self._drawn_among: Partition | None = None
+        """`partition` as the index counts slots: as columns, or as environments."""
         self.index: Index | None = None
         """Index over the slots of all learners; the storage holds those of this one."""
         self.least = 0
@@ -87,7 +87,7 @@ class Replay:
         self.appended = 0
         """Valid rows appended since the run began."""
 
-    def join(self, peers: Peers) -> None:
+    def join(self, partition: Partition) -> None:
         """Shares the slots with other learners from now on: each keeps the rows of its own, and all draw alike.
 
         Raises:
@@ -98,8 +98,8 @@ class Replay:
                 f"a replay joins other learners before it holds anything, and without replay.shards="
                 f"{self.settings.shards}: each learner keeps the rows of its own slots"
             )
-        self.peers = peers
-        self._drawn_among = peers if self.view.seats == 1 else Teams(peers, self.view.seats)
+        self.partition = partition
+        self._drawn_among = partition if self.view.seats == 1 else TeamPartition(partition, self.view.seats)
 
     def prepare(self, T: int, B: int, info: Tree = None) -> None:
         """Plans and allocates for batches [T, B]. A second call does nothing.
@@ -115,15 +115,15 @@ class Replay:
         self.prepared = T, B, info
         settings, slots = self.settings, B
         check_teams(settings, B, self.view.seats)
-        if self.peers is not None:
-            self.peers.fit(B)
-            slots = self.peers.total
+        if self.partition is not None:
+            self.partition.fit(B)
+            slots = self.partition.total
         kept = chosen_info(info, self.info)
         plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact, self.least)
-        if self.peers is None:
+        if self.partition is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
-            self._store = SharedStore(plan.made(B), self.view, self.peers)
+            self._store = PartitionedStore(plan.made(B), self.view, self.partition)
         units, self._slots, drawn = plan.rows // self.view.stride, slots, slots // self.view.seats
         self.index = make_index(settings.index, units, drawn, settings.priority_alpha)
 
@@ -167,11 +167,11 @@ class Replay:
             T, B = batch.spec
             self.prepare(T, B, tree_map(lambda x: x[0, 0].copy(), batch.info))
         store, index = self._live()
-        storage, peers = store.storage, self._drawn_among
+        storage, partition = store.storage, self._drawn_among
         store.write(batch, terminated)
         added = int(np.count_nonzero(batch.valid))
-        if peers is not None:
-            added = int(peers.summed(np.array(added)))
+        if partition is not None:
+            added = int(partition.sum_array(np.array(added)))
         self.appended += added
         stride = self.view.stride
         index.drop(-(-storage.oldest // stride))
@@ -180,12 +180,13 @@ class Replay:
             usable = self.view.usable(storage, t)
             by_agent = self.priority_fn if self.settings.fresh_priority == "agent" else None
             priority = None if by_agent is None else by_agent(storage, t)
-            if peers is not None:
-                usable, priority = peers.whole(usable), None if priority is None else peers.whole(priority)
+            if partition is not None:
+                usable = partition.gather_array(usable)
+                priority = None if priority is None else partition.gather_array(priority)
             index.extend(usable, priority)
         return added
 
-    def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> Drawing:
+    def draw(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> SampledUnits:
         """N units with their weights; `read` then fetches them.
 
         Args:
@@ -198,13 +199,13 @@ class Replay:
             # w = (1 / (count * P))^beta, over the largest of the batch (Schaul et al. 2016, section 3.4).
             beta = schedule_value(self.settings.priority_beta, progress, self.appended)
             weight = ((probability.item(probability.argmin()) / probability) ** beta).astype(np.float32)
-        return Drawing(unit, slot, weight, rng.random((n, self.view.noise)))
+        return SampledUnits(unit, slot, weight, rng.random((n, self.view.noise)))
 
-    def read(self, drawing: Drawing) -> TrainBatch:
+    def read(self, drawing: SampledUnits) -> TrainBatch:
         """The drawn samples, gathered into memory of their own."""
         return self._live()[0].read(drawing.unit * self.view.stride, drawing.slot, drawing.noise)
 
-    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[Drawing, TrainBatch]:
+    def sample(self, n: int, rng: np.random.Generator, progress: float = 0.0) -> tuple[SampledUnits, TrainBatch]:
         """`draw`, then `read`."""
         drawing = self.draw(n, rng, progress)
         return drawing, self.read(drawing)
@@ -219,7 +220,7 @@ class Replay:
         noise_size: int = 0,
         prefetch: bool = False,
         ready: Callable[[TrainBatch], TrainBatch] = lambda x: x,
-    ) -> Iterator[tuple[Drawing, TrainBatch]]:
+    ) -> Iterator[tuple[SampledUnits, TrainBatch]]:
         """`count` samples of n units, each with the drawing that new priorities are addressed to.
 
         Each is drawn before the one before it is used, in this thread; `prefetch` reads it meanwhile in another. So the
@@ -232,17 +233,17 @@ class Replay:
             LearnerError: a read did not end in time.
         """
 
-        def draw() -> tuple[Drawing, Callable[[], TrainBatch]]:
+        def draw() -> tuple[SampledUnits, Callable[[], TrainBatch]]:
             noise = rng.random((n, noise_size), np.float32) if noise_size else None
             drawing = self.draw(n, rng, progress)
             read = functools.partial(self._read_rows, drawing, noise, ready)
             if not prefetch or count < 2:
                 return drawing, read
             nonlocal reading
-            reading = Reading(read, f"a batch of {n:,} samples of replay in {self.settings.dir or 'memory'}")
+            reading = PendingRead(read, f"a batch of {n:,} samples of replay in {self.settings.dir or 'memory'}")
             return drawing, reading.result
 
-        reading: Reading[TrainBatch] | None = None
+        reading: PendingRead[TrainBatch] | None = None
         following = draw() if count else None
         try:
             for left in range(count, 0, -1):
@@ -257,11 +258,11 @@ class Replay:
             raise
 
     def _read_rows(
-        self, drawing: Drawing, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
+        self, drawing: SampledUnits, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
     ) -> TrainBatch:
         held = True
         if self._drawn_among is not None:
-            drawing, noise, held = share_of(drawing, noise, self._drawn_among, self._live()[1].tail)
+            drawing, noise, held = local_units(drawing, noise, self._drawn_among, self._live()[1].tail)
         x = self.read(drawing)
         if drawing.weight is None and noise is None and held:
             return ready(x)
@@ -273,7 +274,7 @@ class Replay:
         valid = x.valid if held else np.zeros(1 if x.valid is None else x.valid.shape, bool)
         return ready(TrainBatch(x.inputs, rows, valid, x.state))
 
-    def update_priorities(self, drawing: Drawing, priority: Array) -> None:
+    def update_priorities(self, drawing: SampledUnits, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors; a learner passes those of its slots."""
         index = self._live()[1]
         if self._drawn_among is not None:
@@ -303,7 +304,7 @@ class Replay:
     def give(self, name: str, start: int, stop: int) -> None:
         """Takes part where another learner reads these rows of one of its `arrays`."""
         store = self._live()[0]
-        assert isinstance(store, SharedStore)
+        assert isinstance(store, PartitionedStore)
         store.give(name, start, stop)
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -35,7 +35,7 @@ START_TIMEOUT_S = 300.0
 class Shards:
     """A `Store` with its rows in `shards` actors, each for consecutive slots.
 
-    The learner draws, by an index over all slots, and keeps a ledger of the rows: which are valid, and the data for
+    The learner draws, by an index over all slots, and keeps an index of the rows: which are valid, and the data for
     priorities of fresh rows. The shard that holds a sample makes it. So samples and checkpoints equal those of a local
     replay bit for bit, for any number of shards.
 
@@ -54,7 +54,7 @@ class Shards:
                 f"replay.shards={shards} with {slots} slots, and a shard keeps those of one at least; use "
                 f"replay.shards <= {slots}, or a sampler with more slots"
             )
-        self.storage = plan._replace(folder=None, episodes=False).made(slots, ledger=True)
+        self.storage = plan._replace(folder=None, episodes=False).made(slots, index_only=True)
         self._form = _Form(plan, view)
         self._bounds = [i * slots // shards for i in range(shards + 1)]
         self._zeros = plan._replace(info={}, folder=None, rows=self._form.rows).made(1).zeros
@@ -103,11 +103,11 @@ class Shards:
         return {**self.storage.state_dict(), "zeros": list(self._zeros)}
 
     def written(self) -> Iterator[tuple[str, Any]]:
-        """Like `Storage.written`, for all slots in one: the ledger's arrays, and others as `Gathered`."""
+        """Like `Storage.written`, for all slots in one: the index's arrays, and others as `ShardedArray`."""
         own = dict(self.storage.written())
         for name, (shape, dtype) in self._plan.items():
             rows = min(self.storage.head + 1, shape[0])
-            yield name, own[name] if name in own else Gathered(self, name, (rows, *shape[1:]), dtype)
+            yield name, own[name] if name in own else ShardedArray(self, name, (rows, *shape[1:]), dtype)
         yield from ((name, x) for name, x in own.items() if name not in self._plan)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -224,7 +224,7 @@ class Shards:
             raise LearnerError(f"{place}: {error}{trace}") from error
 
 
-class Gathered:
+class ShardedArray:
     """An array [rows, B, ...] with its columns in shards: reading a slice of its rows fetches it."""
 
     def __init__(self, shards: Shards, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

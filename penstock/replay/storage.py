@@ -45,7 +45,7 @@ class Storage:
         state: example of the recurrent state, kept where a batch begins at a multiple of `state_every` rows.
         folder: where to keep the arrays as files; None for memory.
         episodes: keep the arrays that `last` needs.
-        ledger: keep no observations and states, as they lie elsewhere.
+        index_only: keep no observations and states, as they lie elsewhere.
         exact: paths of the leaves of observations that stay float64.
 
     Raises:
@@ -64,7 +64,7 @@ class Storage:
         state_every: int = 1,
         folder: Path | None = None,
         episodes: bool = False,
-        ledger: bool = False,
+        index_only: bool = False,
         exact: frozenset[str] = frozenset(),
     ) -> None:
         self.rows, self.slots, self.state_every = rows, slots, state_every
@@ -80,7 +80,7 @@ class Storage:
             if frames and is_stack(leaf)
             else column(f"obs{path}", leaf.shape, leaf.dtype, path in exact)
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
-            if not ledger
+            if not index_only
         }
         self.history = frame_history(env, frames)
         """Rows before a row that reading its observation may need."""
@@ -100,7 +100,7 @@ class Storage:
         states: Plan = {
             f"state{path}": ((units, slots, *np.shape(x)), stored_dtype(np.asarray(x).dtype))
             for path, x in zip(tree_paths(state), tree_leaves(state))
-            if not ledger
+            if not index_only
         }
         parts: list[Any] = [
             *self._inputs,

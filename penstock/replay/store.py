@@ -33,7 +33,7 @@ class StoragePlan(NamedTuple):
     episodes: bool
     exact: frozenset[str]
 
-    def made(self, slots: int, ledger: bool = False) -> Storage:
+    def made(self, slots: int, index_only: bool = False) -> Storage:
         """A storage for this many slots."""
         env, rows, frames, info, state, state_every, folder, episodes, exact = self
         return Storage(
@@ -46,7 +46,7 @@ class StoragePlan(NamedTuple):
             state_every=state_every,
             folder=folder,
             episodes=episodes,
-            ledger=ledger,
+            index_only=index_only,
             exact=exact,
         )
 

@@ -88,7 +88,7 @@ class Curriculum:
 
 
 @dataclass
-class Handed:
+class PendingIteration:
     """An iteration that was handed out and is not logged yet."""
 
     it: Iteration

@@ -22,15 +22,15 @@ from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
 from penstock.run.files.stored_experiment import Supplied
-from penstock.run.iteration import Handed, Iteration
+from penstock.run.iteration import Iteration, PendingIteration
 from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
 from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
-from penstock.samplers.accounts.envs import Envs
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.envs import Envs
 
 
 def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> Result:
@@ -140,7 +140,7 @@ class Run:
         self._unsaved: list[str] = []  # why checkpoints were not written
         self._told: set[str] = set()  # messages shown once
         self._restarts = Restarts()
-        self._open: Handed | None = None
+        self._open: PendingIteration | None = None
         self._phase = _Phase.NEW
         self._ending: Literal["done", "asked"] | None = None
         """The iteration that was handed out last is the last one: the run is done, or was asked to stop."""
@@ -293,7 +293,7 @@ class Run:
         self._ending, self._phase = "done" if done else None, _Phase.BETWEEN
         batch, episodes = (None, Episodes()) if interrupted else (trainer.batch, trainer.episodes)
         it = Iteration(trainer.itr, trainer.env_steps, metrics, batch, episodes, evaluation, self)
-        self._open = Handed(it, dict(metrics), before, best)
+        self._open = PendingIteration(it, dict(metrics), before, best)
         for function in self._each:
             function(it)
         return it

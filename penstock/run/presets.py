@@ -56,16 +56,16 @@ def find_preset(
 
     None too if its network does not suit what these keyword arguments or wrappers make of the environment.
     """
-    found = _preset_of_id(algo, env)
-    return None if found is None or found.misfit(env, kwargs or {}, wrappers) else found
+    preset_of_id = _preset_of_id(algo, env)
+    return None if preset_of_id is None or preset_of_id.misfit(env, kwargs or {}, wrappers) else preset_of_id
 
 
 def why_no_preset(algo: str, env: str, kwargs: Mapping[str, Any], wrappers: Sequence[Any] = ()) -> str:
     """A line on why `find_preset` found nothing."""
-    found = _preset_of_id(algo, env)
-    if found is None:
+    preset_of_id = _preset_of_id(algo, env)
+    if preset_of_id is None:
         return f"no preset for {algo} on {env}: default settings"
-    return f"preset {found.name} left out, since {found.misfit(env, kwargs, wrappers)}: default settings"
+    return f"preset {preset_of_id.name} left out, since {preset_of_id.misfit(env, kwargs, wrappers)}: default settings"
 
 
 def _preset_of_id(algo: str, env: str) -> Preset | None:
@@ -105,9 +105,9 @@ def preset_of_file(
         return None
     if not isinstance(tables.get(table), dict):
         raise ConfigError(f"preset file {path} has no table {table!r}; {nearest(table, tables)}")
-    found = _preset(f"{algo}/{table}", tables[table], path)
-    require_trust(path, digest, found.changes, trust)
-    return found
+    of_file = _preset(f"{algo}/{table}", tables[table], path)
+    require_trust(path, digest, of_file.changes, trust)
+    return of_file
 
 
 def is_full_name(name: str) -> bool:
@@ -128,23 +128,23 @@ def preset(algo: str, env: str) -> Experiment:
 
     Change it with `ps.override(exp, {"run.seed": 1})`. Raises ConfigError if there is no preset for this pair.
     """
-    found = find_preset(algo, env)
-    if found is None:
+    known_preset = find_preset(algo, env)
+    if known_preset is None:
         raise ConfigError(
             f"no preset for {algo!r} on {env!r}; {nearest(env, _tables(algo)) if _tables(algo) else _known()}"
         )
-    return with_preset(algo, env, found)
+    return with_preset(algo, env, known_preset)
 
 
-def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
+def with_preset(algo: str, env: str, changed_by: Preset | None) -> Experiment:
     """An experiment of an algorithm's defaults, changed by a preset if there is one."""
-    if found is not None and ":" not in algo and found.name.partition("/")[0] != algo:
-        own = ", ".join(preset_names(algo)) or "none"
+    if changed_by is not None and ":" not in algo and changed_by.name.partition("/")[0] != algo:
+        names = ", ".join(preset_names(algo)) or "none"
         raise ConfigError(
-            f"preset {found.name} is not one of {algo}, which has {own}; name another, or none for the defaults"
+            f"preset {changed_by.name} is not one of {algo}, which has {names}; name another, or none for the defaults"
         )
     settings = make_algo(algo)
-    changes = dict(found.changes) if found else {}
+    changes = dict(changed_by.changes) if changed_by else {}
     players = {key.removeprefix(_POLICIES): changes.pop(key) for key in [*changes] if key.startswith(_POLICIES)}
     sampler = find_sampler("serial")().sized(settings.batch)
     try:
@@ -156,7 +156,7 @@ def with_preset(algo: str, env: str, found: Preset | None) -> Experiment:
 
         return replace(exp, algo=Policies(dict.fromkeys(players.values(), exp.algo), players))
     except ConfigError as error:
-        raise ConfigError(f"preset {found.name if found else None}: {error}") from error
+        raise ConfigError(f"preset {changed_by.name if changed_by else None}: {error}") from error
 
 
 def _known() -> str:
@@ -188,11 +188,11 @@ def flat_settings(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     """Nested tables as values by dotted path, for `override`."""
     out: dict[str, Any] = {}
     for key, value in entries.items():
-        whole = f"{prefix}{key}"
-        if isinstance(value, Mapping) and whole not in ("env_kwargs", "env_options", "eval_env_kwargs", "run.stop"):
-            out |= flat_settings(value, f"{whole}.")
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and path not in ("env_kwargs", "env_options", "eval_env_kwargs", "run.stop"):
+            out |= flat_settings(value, f"{path}.")
         else:
-            out[whole] = _tuples(value)
+            out[path] = _tuples(value)
     return out
 
 

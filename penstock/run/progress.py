@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.run.signals import Unfailing
+from penstock.run.signals import UnfailingStream
 
 Mode = Literal["auto", "live", "plain", "off"]
 
@@ -222,7 +222,7 @@ def print_summary(title: str, rows: Mapping[str, str]) -> None:
 def _console(**settings: Any) -> Console:
     """A console on stdout whose writing never fails."""
     return Console(
-        file=None if sys.stdout is None else cast(IO[str], Unfailing(sys.stdout)), highlight=False, **settings
+        file=None if sys.stdout is None else cast(IO[str], UnfailingStream(sys.stdout)), highlight=False, **settings
     )
 
 

@@ -44,7 +44,7 @@ def tell(fd: int, text: str) -> None:
         os.write(fd, text.encode())
 
 
-class Unfailing:
+class UnfailingStream:
     """A text stream that drops what cannot be written: a full disk or a closed pipe ends no run.
 
     Everything but `write` and `flush` is the stream's own.
@@ -90,10 +90,10 @@ class Unfailing:
 
 
 @contextlib.contextmanager
-def unfailing_output() -> Generator[Unfailing | None]:
-    """Inside the block stdout, which it gives, and stderr are `Unfailing`; None if there is no stdout."""
+def unfailing_output() -> Generator[UnfailingStream | None]:
+    """Inside the block stdout, which it gives, and stderr are `UnfailingStream`; None if there is no stdout."""
     before = sys.stdout, sys.stderr
-    streams = [None if stream is None else Unfailing(stream) for stream in before]
+    streams = [None if stream is None else UnfailingStream(stream) for stream in before]
     sys.stdout, sys.stderr = streams  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield streams[0]

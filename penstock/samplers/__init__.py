@@ -42,10 +42,10 @@ def find_sampler(name: str) -> Any:
     """
     if ":" not in name and name not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name!r}; {nearest(name, SAMPLERS)}")
-    found = import_object(SAMPLERS.get(name, name))
-    if not (isinstance(found, type) and is_dataclass(found) and callable(getattr(found, "build", None))):
-        raise ConfigError(f"{name} is {found!r:.200}; expected a frozen dataclass with build(), as ps.SerialSampler")
-    return found
+    cls = import_object(SAMPLERS.get(name, name))
+    if not (isinstance(cls, type) and is_dataclass(cls) and callable(getattr(cls, "build", None))):
+        raise ConfigError(f"{name} is {cls!r:.200}; expected a frozen dataclass with build(), as ps.SerialSampler")
+    return cls
 
 
 def samplers_with(setting: str) -> list[str]:

@@ -13,7 +13,7 @@ from penstock.agents.agent import Agent, Agents
 from penstock.agents.example_step import check_acting, examples
 from penstock.core.batch import ROWS_AND_NEXT, AnyBatch, MultiAgentBatch, SampleBatch, allocate_batch, as_arrays
 from penstock.core.errors import ConfigError, nearest
-from penstock.core.slab import share
+from penstock.core.shared_memory import share
 from penstock.core.spec import BatchSpec, EnvSpec, Share, allocate
 from penstock.core.tree import Tree, tree_assign, tree_map
 from penstock.envs.pools.pool import BatchColumns
@@ -167,7 +167,7 @@ class Buffers(Generic[C]):
 
     Args:
         agents: one for each policy of the pool, by its id. spec: T and B slots; with many agents, B environments.
-        buffers: number of batches. slab: descriptor of shared memory for them, where the pool has none of its own.
+        buffers: number of batches. memory_fd: descriptor of shared memory for them, where the pool has none of its own.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Buffers(Generic[C]):
         spec: BatchSpec,
         server: Server | None = None,
         buffers: int = 1,
-        slab: int | None = None,
+        memory_fd: int | None = None,
     ) -> None:
         self.pool, self._policies, self.agents = pool, tuple(agents), tuple(agents.values())
         self._remote = server is not None and server.remote
@@ -193,8 +193,8 @@ class Buffers(Generic[C]):
             self.batches, rows = server.place(pool, self.batches, rows, self.agents)
         else:
             self.batches, rows = pool.place(self.batches, rows)
-        if slab is not None:
-            self.batches = share(slab, self.batches, f"{buffers} batches of {spec}")[1]
+        if memory_fd is not None:
+            self.batches = share(memory_fd, self.batches, f"{buffers} batches of {spec}")[1]
         where = None if server is None else server.device
         self.views: list[list[Any]] = [
             [] if self._remote else views_of(pool, self.agents, self.filled(buffer), where) for buffer in range(buffers)

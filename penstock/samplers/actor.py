@@ -18,7 +18,7 @@ from penstock.envs.pools.factory import LocalPool
 from penstock.samplers.collector import views_of
 from penstock.samplers.traced_loop import loop
 from penstock.workers import control
-from penstock.workers.messages import Acting
+from penstock.workers.messages import WorkerAgents
 from penstock.workers.pool import ProcessPool
 
 DETERMINISTIC = -1
@@ -124,7 +124,7 @@ class WorkerActors:
             for agent in agents
         ]
         copies = [copy.deepcopy(agent).cpu() for agent in agents]
-        return pool.place(batches, states, Acting("penstock.samplers.actor:Actor", copies, arrays))
+        return pool.place(batches, states, WorkerAgents("penstock.samplers.actor:Actor", copies, arrays))
 
     def metrics(self) -> dict[str, float]:
         """Does nothing: workers wait for nobody."""

@@ -14,28 +14,25 @@ import torch
 from penstock.agents.agent import Agent, Agents
 from penstock.agents.parameters import copy_parameters, parameters_of
 from penstock.core.batch import AnyBatch, SampleBatch
-from penstock.core.slab import places, share, view
+from penstock.core.shared_memory import places, share, view
 from penstock.core.spec import WHOLE, EnvSpec, Share
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, recorded
-from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
+from penstock.envs.pools.pool import TABLE_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
-from penstock.samplers.accounts.ahead import Ahead
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
-from penstock.samplers.accounts.states import LiveState, State
 from penstock.samplers.acting_agents import ActingAgents, last_row
 from penstock.samplers.async_process import (
     BATCHES,
     FIRST,
-    LEDGERS,
     NEWEST,
     PARAMETERS,
     RESULTS,
     STOP,
+    TABLES,
     AttachInner,
     CallEnvs,
     GetInner,
@@ -44,6 +41,9 @@ from penstock.samplers.async_process import (
 )
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import evaluation_seed
+from penstock.samplers.trackers.batch_queue import BatchQueue
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
+from penstock.samplers.trackers.states import LiveState, State
 from penstock.workers import control
 from penstock.workers.shares import at_work
 from penstock.workers.supervisor import Workers
@@ -70,7 +70,7 @@ class AsyncLive(Evaluates):
     ) -> None:
         inner = settings.inner
         self.batch_spec, self._exact = inner.spec, settings.weights == "exact"
-        self._ahead = Ahead(settings.depth)
+        self._queue = BatchQueue(settings.depth)
         self._workers, self._name, self._env_name = workers, f"{type(inner).__name__} on {config.name}", config.name
         self._seed, self._evaluation_seed = seed, seed
         self._make = MakeInner(inner, config, seed, share, entries_to_ship(config.name, config.for_evaluation.name))
@@ -101,18 +101,19 @@ class AsyncLive(Evaluates):
         return out
 
     def whereabouts(self, w: int, block: Any) -> str:
-        mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        slot, doing, evaluation = mark[0], mark[1], bool(mark[5])
+        activity = block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS].tolist()
+        slot, doing, evaluation = activity[0], activity[1], bool(activity[5])
         if not doing:  # an agent acts, or workers of its own step
             phase = f"batch {block[control.DONE]}" if self._attached is not None else "the construction of environments"
             return f"the process of {self._name}, in {phase}"
-        fd, size = self._workers.slabs[LEDGERS[evaluation]], 8 * LEDGER_WORDS
-        ledger = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
+        fd, size = self._workers.memory_fds[TABLES[evaluation]], 8 * TABLE_WORDS
+        episode_table = np.frombuffer(os.pread(fd, size, size * slot), np.int64).tolist()
         action = None
         if doing == STEPPING and self._in_batch(block) and not evaluation and not self._installed.many:
-            (batch,), row = self._ahead.buffer(block[control.DONE]), self._row(mark)
+            (batch,), row = self._queue.buffer(block[control.DONE]), self._row(activity)
             action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
-        return at_work(self._env_name, self._evaluation_seed if evaluation else self._seed, mark, ledger, action)
+        seed = self._evaluation_seed if evaluation else self._seed
+        return at_work(self._env_name, seed, activity, episode_table, action)
 
     def lost(self, w: int) -> None:
         """Prepares the state from which a new process tree continues after the last complete batch, with new episodes.
@@ -122,13 +123,13 @@ class AsyncLive(Evaluates):
         done = self._block[control.DONE]
         if not done and self._continues is not None:
             done = self._continues.done  # it died before it had gone on from there
-        ahead = self._ahead
+        ahead = self._queue
         if not ahead.buffers:
             return
         B, T, installed = self.batch_spec.B, self.batch_spec.T, self._installed
-        mark = self._block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        if self._in_batch(self._block) and mark[4] and not installed.seating.turns:
-            stepped = self._row(mark) * B + (mark[0] if mark[1] else B)
+        activity = self._block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS].tolist()
+        if self._in_batch(self._block) and activity[4] and not installed.seating.turns:
+            stepped = self._row(activity) * B + (activity[0] if activity[1] else B)
             self._workers.faults.counts["lost_steps"] += stepped
         if not self._kept:  # else it died before they were put back
             for itr in range(max(min(ahead.next, done) - 1, 0), max(done, 1)):
@@ -152,23 +153,24 @@ class AsyncLive(Evaluates):
 
     def initialize(self, agents: Agents) -> dict[str, Any]:
         """Takes the agents, to publish their parameters; returns examples of one step, like `Sampler.initialize`."""
-        shown = self._installed.take(agents)
+        answers = self._installed.take(agents)
         taken, seating = self._installed.agents, self._installed.seating
-        n = self._ahead.depth + 2
+        n = self._queue.depth + 2
         example = [batch for _ in range(n) for batch in self._installed.allocate()]
         arrays = [{name: x.detach().cpu().numpy() for name, x in parameters_of(agent).items()} for agent in taken]
-        where, there = share(self._workers.slabs[PARAMETERS], [arrays] * (n + 1), f"{n + 1} copies of the parameters")
+        fd = self._workers.memory_fds[PARAMETERS]
+        where, memory = share(fd, [arrays] * (n + 1), f"{n + 1} copies of the parameters")
         self._published = [
-            [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in there
+            [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in version] for version in memory
         ]
         size = 1 << 16
         size += self.batch_spec.size * _RESULT_BYTES_PER_ROW * (1 + len(self.info_keys)) * (1 + len(seating.agents))
         copies = [copy.deepcopy(agent).cpu() for agent in taken]
-        self._attached = AttachInner(self._installed.by_id(copies), where, n, self._ahead.depth, self._exact, size)
+        self._attached = AttachInner(self._installed.by_id(copies), where, n, self._queue.depth, self._exact, size)
         self._workers.call([[self._attached]])
-        there = view(self._workers.slabs[BATCHES], places(example)[0])
-        self._ahead.attach([there[k : k + len(taken)] for k in range(0, len(there), len(taken))])
-        return shown
+        memory = view(self._workers.memory_fds[BATCHES], places(example)[0])
+        self._queue.attach([memory[k : k + len(taken)] for k in range(0, len(memory), len(taken))])
+        return answers
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Batch `itr`, which is valid until the next call, and the episodes that ended in it.
@@ -176,7 +178,7 @@ class AsyncLive(Evaluates):
         Raises:
             EnvWorkerError: an environment raised or broke its contract. ConfigError: `itr` is not the next one.
         """
-        agents, ahead = self._installed.agents, self._ahead
+        agents, ahead = self._installed.agents, self._queue
         if not ahead.released:
             self._block[control.DONE] = itr  # before anything was asked for
         ahead.release(itr, itr)
@@ -222,12 +224,12 @@ class AsyncLive(Evaluates):
 
     def metrics(self) -> dict[str, float]:
         """`sampler/lag` of the last batch in training steps, the inner sampler's metrics, and faults."""
-        return {**self._metrics, **self._ahead.lag, **self._workers.faults.metrics()}
+        return {**self._metrics, **self._queue.lag, **self._workers.faults.metrics()}
 
     @property
     def last_batch(self) -> AnyBatch:
         """The buffer that the last `obtain_samples` returned."""
-        return self._installed.together(self._ahead.buffer(self._ahead.next - 1))
+        return self._installed.together(self._queue.buffer(self._queue.next - 1))
 
     def blank_batch(self) -> AnyBatch:
         """A batch of zeros in which every row is valid, for timing."""
@@ -235,10 +237,10 @@ class AsyncLive(Evaluates):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches: the inner sampler's state after the batches ahead, and those batches."""
-        if not self._ahead.released:
+        if not self._queue.released:
             return {"released": 0, "inner": self._ask(GetInner())} if self._was_called else {"released": 0}
         self._wait_for_released()
-        return self._ahead.state_dict(self._ask(GetInner()), self._opened.copy())
+        return self._queue.state_dict(self._ask(GetInner()), self._opened.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
@@ -249,20 +251,20 @@ class AsyncLive(Evaluates):
             if self._was_called:
                 self._ask(SetInner(inner, 0))
             return
-        self._ahead.check(state)
+        self._queue.check(state)
         self._block[control.SENT] = 0
         self.cut_slots = self._ask(SetInner(state["inner"], state["released"]))
-        self._ahead.load_state_dict(state)
+        self._queue.load_state_dict(state)
         self._opened = state["opened"].copy()
-        self._block[control.SENT] = self._ahead.released
+        self._block[control.SENT] = self._queue.released
 
     def join_states(self, states: Sequence[State]) -> State:
         """The state of one sampler of all slots, as `Divisible.join_states`."""
-        return self._ahead.join_states(states)
+        return self._queue.join_states(states)
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
         """Inverse of `join_states`."""
-        return self._ahead.split_state(state, slots)
+        return self._queue.split_state(state, slots)
 
     def shutdown(self) -> None:
         """Ends the process tree. A second call does nothing."""
@@ -275,8 +277,8 @@ class AsyncLive(Evaluates):
 
     def _wait_for_released(self) -> None:
         """Waits until every batch that was released has been collected."""
-        if self._ahead.released:
-            self._workers.wait(lambda: self._ready(self._ahead.released - 1))
+        if self._queue.released:
+            self._workers.wait(lambda: self._ready(self._queue.released - 1))
             self._take_results()
 
     def _ask(self, message: Any, watch: Callable[[], None] | None = None) -> Any:
@@ -294,45 +296,45 @@ class AsyncLive(Evaluates):
     def _put_back(self) -> None:
         """Writes the batches that were whole when a process died into the buffers, which the new one made anew."""
         for itr, batches in self._kept.items():
-            self._ahead.write(itr, tree_leaves(batches))
+            self._queue.write(itr, tree_leaves(batches))
         self._kept = {}
 
     def _in_batch(self, block: Any) -> bool:
         """True if the process is collecting, and not about a message."""
-        owes = block[control.SENT] > block[control.DONE] and self._ahead.buffers > 0
+        owes = block[control.SENT] > block[control.DONE] and self._queue.buffers > 0
         return owes and block[control.COMMAND] == block[control.DONE_COMMAND]
 
-    def _row(self, mark: list[int]) -> int:
+    def _row(self, activity: list[int]) -> int:
         """The row of the batch that a SerialPool steps: its ticks count those of all batches."""
-        return (mark[4] - 1) % self.batch_spec.T
+        return (activity[4] - 1) % self.batch_spec.T
 
     def _write(self, agents: Sequence[Agent], place: int) -> None:
-        for agent, there in zip(agents, self._published[place]):
-            copy_parameters(agent, there)
+        for agent, arrays in zip(agents, self._published[place]):
+            copy_parameters(agent, arrays)
 
     def _ask_for_released(self) -> None:
-        self._block[FIRST] = self._ahead.first
-        self._block[control.SENT] = self._ahead.released
+        self._block[FIRST] = self._queue.first
+        self._block[control.SENT] = self._queue.released
         control.fence()
         if self._block[control.SLEEPS]:
-            self._workers.ring(0)
+            self._workers.wake(0)
 
     def _ready(self, itr: int) -> bool:
         if not self._workers.workers[0].up:
             return False  # its counters include the work that it repeated
         self._put_back()
-        if self._block[control.SENT] < self._ahead.released:  # a new process knows nothing of it
-            self._block[NEWEST] = self._ahead.released - self._ahead.depth - 1
+        if self._block[control.SENT] < self._queue.released:  # a new process knows nothing of it
+            self._block[NEWEST] = self._queue.released - self._queue.depth - 1
             self._ask_for_released()
         return self._block[control.DONE] > itr
 
     def _take_results(self) -> None:
         """Reads the episodes of every batch that is ready and has not been read."""
         assert self._attached is not None
-        for itr in range(self._ahead.next, self._block[control.DONE]):
-            if itr not in self._ahead.waiting:
-                at = (itr % self._ahead.buffers) * self._attached.result_size
-                fd = self._workers.slabs[RESULTS]
-                found = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
-                self._ahead.waiting[itr] = Episodes(**found["episodes"])
-                self._metrics |= found["metrics"]
+        for itr in range(self._queue.next, self._block[control.DONE]):
+            if itr not in self._queue.waiting:
+                at = (itr % self._queue.buffers) * self._attached.result_size
+                fd = self._workers.memory_fds[RESULTS]
+                results = decode(read_all(fd, int.from_bytes(os.pread(fd, 8, at), "little"), at + 8))
+                self._queue.waiting[itr] = Episodes(**results["episodes"])
+                self._metrics |= results["metrics"]

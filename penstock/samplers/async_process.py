@@ -14,7 +14,7 @@ import torch
 
 from penstock.agents.agent import Agents
 from penstock.agents.parameters import parameters_of
-from penstock.core.slab import view
+from penstock.core.shared_memory import view
 from penstock.core.spec import Share
 from penstock.core.tree import Tree
 from penstock.core.wire import encode
@@ -22,16 +22,16 @@ from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import EnvCall
 from penstock.processes.descriptors import write_all
-from penstock.samplers.accounts.evaluation import Evaluation
+from penstock.samplers.trackers.evaluation import Evaluation
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
-from penstock.workers.messages import Boot, Start
-from penstock.workers.shares import Shared
+from penstock.workers.messages import SpawnArgs, WorkerSettings
+from penstock.workers.shares import SharedMemory
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
-LEDGERS = (2, 3)
-"""Slabs; the ledgers are those of a SerialPool and of its evaluations."""
+TABLES = (2, 3)
+"""Shared files; the episode tables are those of a SerialPool and of its evaluations."""
 NEWEST, STOP, FIRST = control.ITR, control.MODE, control.T
 """Words of the learner: the newest version, whether an evaluation is to give up, and the number of the first batch."""
 
@@ -86,8 +86,8 @@ class CallEnvs:
 class AsyncHost(Host):
     """Obeys the messages of an AsyncLive."""
 
-    def __init__(self, boot: Boot, start: Start) -> None:
-        super().__init__(boot, start)
+    def __init__(self, spawn_args: SpawnArgs, start: WorkerSettings) -> None:
+        super().__init__(spawn_args, start)
         self.spin.limit_s = 0.0  # batches are far apart
         self.inner: Any = None
 
@@ -107,7 +107,7 @@ class AsyncHost(Host):
                 self.answer([], caught)
                 return
             else:
-                self.respond(self.mail())
+                self.respond(self.mailbox())
 
     def collect(self, itr: int) -> None:
         """Batch `itr`, collected with the version that depth and `exact` choose; episodes and metrics go beside it."""
@@ -117,11 +117,11 @@ class AsyncHost(Host):
         _, episodes = self.inner.obtain_samples(itr, version)
         result = encode({"episodes": episodes.to_plain(), "metrics": self.inner.metrics()})
         at = (itr % rules.buffers) * rules.result_size
-        write_all(self.boot.slabs[RESULTS], len(result).to_bytes(8, "little") + result, at)
+        write_all(self.spawn_args.memory_fds[RESULTS], len(result).to_bytes(8, "little") + result, at)
         block[control.DONE] = itr + 1
         fence()
         if self.learner[0]:
-            self.learner_bell.ring()
+            self.learner_event.set()
 
     def load(self, place: int) -> None:
         with torch.no_grad():
@@ -131,10 +131,10 @@ class AsyncHost(Host):
 
     def read(self, message: Any) -> Any:
         if isinstance(message, MakeInner):
-            mark = self.block[control.MARK : control.MARK + control.MARK_WORDS]
-            slabs = self.boot.slabs
+            activity = self.block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS]
+            fds = self.spawn_args.memory_fds
             take_shipped(message.entries)
-            shared = Shared(slabs[BATCHES], mark, (slabs[LEDGERS[0]], slabs[LEDGERS[1]]))
+            shared = SharedMemory(fds[BATCHES], activity, (fds[TABLES[0]], fds[TABLES[1]]))
             self.inner = message.inner.build(
                 message.config,
                 message.seed,
@@ -146,7 +146,7 @@ class AsyncHost(Host):
             torch.set_num_threads(1)
             given, self.rules = message.agents, message
             self.agents = list(given.values()) if isinstance(given, Mapping) else [given]
-            fd = self.boot.slabs[PARAMETERS]
+            fd = self.spawn_args.memory_fds[PARAMETERS]
             self.versions: list[list[dict[str, torch.Tensor]]] = [
                 [{name: torch.from_numpy(x) for name, x in mine.items()} for mine in view(fd, where)]
                 for where in message.parameters

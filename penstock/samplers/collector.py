@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.agents.parameters import agent_device
 from penstock.core.batch import Inputs, SampleBatch, padded_rows
-from penstock.core.noise import Held, Noise, Purpose
+from penstock.core.noise import HeldNoise, Noise, Purpose
 from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.pool import BatchColumns, Group, Ints
 from penstock.samplers.tensors.views import TensorViews
@@ -137,7 +137,9 @@ class TurnViews:
             for x, y in zip(self._state, tree_leaves(state["before"]), strict=True):
                 x[...] = y.cpu().numpy()
 
-    def act(self, agent: Acting, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None) -> None:
+    def act(
+        self, agent: LoopAgent, slots: Ints, rows: Ints, state: Tree, noise: npt.NDArray[np.float32] | None
+    ) -> None:
         """Acts for the turns that wait, in `rows` [n] of the batch's columns `slots` [n]."""
         n, padded = len(slots), padded_rows(len(slots))
 
@@ -203,18 +205,18 @@ def _padded(x: Tensor, rows: int) -> Tensor:
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
-class Acting(Protocol):
+class LoopAgent(Protocol):
     """The part of an `Agent` that the loop needs."""
 
     noise_size: int
     env_ranks: bool
-    held_noise: Held
+    held_noise: HeldNoise
     evaluates_with_noise: bool
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None, /) -> tuple[Tree, dict[str, Tree], Tree]: ...
 
 
-class Stepping(Protocol):
+class LoopPool(Protocol):
     """The part of an `EnvPool` that the loop needs."""
 
     groups: tuple[Group, ...]
@@ -229,8 +231,8 @@ class Stepping(Protocol):
 
 
 def collect(
-    pool: Stepping,
-    agents: Sequence[Acting],
+    pool: LoopPool,
+    agents: Sequence[LoopAgent],
     batches: Sequence[SampleBatch],
     views: Sequence[Any],
     states: list[Tree],
@@ -300,7 +302,7 @@ def one_torch_thread() -> Generator[None, None, None]:
 
 
 def _uniforms(
-    pool: Stepping, noise: Noise | None, policy: int, of: tuple[Acting, SampleBatch]
+    pool: LoopPool, noise: Noise | None, policy: int, of: tuple[LoopAgent, SampleBatch]
 ) -> npt.NDArray[np.float32] | None:
     """[T, B, noise_size] of one policy; None where it acts deterministically."""
     agent, batch = of

@@ -30,7 +30,7 @@ from penstock.workers.control import MAX_GROUPS
 from penstock.workers.faults import FaultPolicy, Faults
 from penstock.workers.pool import TRAINING, ProcessPool
 from penstock.workers.process import packed
-from penstock.workers.shares import Shared, even_split
+from penstock.workers.shares import SharedMemory, even_split
 from penstock.workers.supervisor import Workers
 
 Groups = Annotated[int, Limit(1, MAX_GROUPS)]
@@ -109,7 +109,7 @@ class WorkerSampler(SamplerSettings):
         return min(self.workers, self.B // self.groups)
 
     def start_workers(
-        self, config: EnvConfig, seed: int, computing: int, shared: Shared | None, acting: bool = False
+        self, config: EnvConfig, seed: int, computing: int, shared: SharedMemory | None, acting: bool = False
     ) -> Workers:
         """Starts the worker processes, once the environment's settings are known to be picklable.
 
@@ -146,7 +146,7 @@ class WorkerSampler(SamplerSettings):
         config: EnvConfig,
         seed: int,
         share: Share,
-        shared: Shared | None,
+        shared: SharedMemory | None,
         server: Server,
         exclusive: bool = False,
     ) -> LiveSampler:
@@ -205,7 +205,7 @@ class CpuSampler(WorkerSampler):
         seed: int = 0,
         *,
         share: Share = WHOLE,
-        shared: Shared | None = None,
+        shared: SharedMemory | None = None,
     ) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 

@@ -125,7 +125,7 @@ def cuda_capture(run: Callable[[], None], device: torch.device) -> Callable[[], 
 
 
 def pin(batches: list[SampleBatch], device: torch.device) -> bool:
-    """Locks the memory of buffers that share a slab, so that copies to the device run by themselves.
+    """Locks the memory of buffers that share one file, so that copies to the device run by themselves.
 
     Returns False, after a warning, if the driver refuses, for example for lack of lockable memory; copies then block.
     """

@@ -100,9 +100,9 @@ class Episodes:
         parts = self.parts
         if parts is None:
             return {}
-        there = parts.policy >= 0
+        played = parts.policy >= 0
         alone = np.eye(len(parts.agents), dtype=bool)
-        return {name: parts.of(there & alone[k], self.slot) for k, name in enumerate(parts.agents)}
+        return {name: parts.of(played & alone[k], self.slot) for k, name in enumerate(parts.agents)}
 
     @property
     def policies(self) -> dict[str, Episodes]:
@@ -119,8 +119,8 @@ class Episodes:
         """The fields by name, for a message or a checkpoint; `Episodes(**plain)` is the inverse."""
         plain = {**{name: getattr(self, name) for name in _PER_EPISODE}, "columns": dict(self.columns)}
         if self.parts is not None:
-            own = {f.name: getattr(self.parts, f.name) for f in fields(self.parts)}
-            plain["parts"] = own | {name: list(own[name]) for name in ("agents", "policies")}
+            columns = {f.name: getattr(self.parts, f.name) for f in fields(self.parts)}
+            plain["parts"] = columns | {name: list(columns[name]) for name in ("agents", "policies")}
         return plain
 
     @property
@@ -186,11 +186,11 @@ class Episodes:
         out[name.format(key=f"discounted_{return_}", stat="mean")] = float(self.discounted_return.mean())
         for key, value in self.reported().items():
             success = f"{name.rpartition('/')[0]}/success_rate".format()
-            shown, free = success if key == "success_rate" else name.format(key=key, stat="mean"), key
-            while shown in out:  # an info key such as `reward` must not stand for the episodes' own
+            title, free = success if key == "success_rate" else name.format(key=key, stat="mean"), key
+            while title in out:  # an info key such as `reward` must not stand for the episodes' own
                 free = f"info_{free}"
-                shown = name.format(key=free, stat="mean")
-            out[shown] = value
+                title = name.format(key=free, stat="mean")
+            out[title] = value
         return out
 
     def reported(self) -> dict[str, float]:
@@ -227,8 +227,8 @@ class Episodes:
 def metric_names(name: str, return_: str, length: str, info_keys: Sequence[str]) -> list[str]:
     """The names that `Episodes.metrics` has for episodes of one agent that report these keys and `is_success`."""
     one, columns = np.zeros(1), {key: np.zeros(1) for key in ("is_success", *info_keys)}
-    whole = Episodes(one, one.astype(np.int64), one, one.astype(np.int64), one.astype(bool), columns)
-    return list(whole.metrics(name, return_, length))
+    episodes = Episodes(one, one.astype(np.int64), one, one.astype(np.int64), one.astype(bool), columns)
+    return list(episodes.metrics(name, return_, length))
 
 
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
@@ -265,19 +265,19 @@ def logged(log: EpisodeLog, agents: tuple[str, ...], policies: tuple[str, ...]) 
     """The episodes of a pool's log: the first of each environment, then the second, and so on."""
     m, e = np.nonzero(np.arange(log.steps.shape[1])[:, None] < log.count)
     policy = log.policy[e, m]
-    there = policy >= 0
+    played = policy >= 0
     names = ("return_", "length", "discounted")
-    return_, length, discounted = (np.where(there, getattr(log, name)[e, m], 0) for name in names)
-    columns = {key: np.where(there, values[e, m], np.nan) for key, values in log.columns.items()}
+    return_, length, discounted = (np.where(played, getattr(log, name)[e, m], 0) for name in names)
+    columns = {key: np.where(played, values[e, m], np.nan) for key, values in log.columns.items()}
     terminated = log.terminated[e, m]
     return Episodes(
         return_.sum(-1),
         log.steps[e, m],
         discounted.sum(-1),
         e,
-        (terminated | ~there).all(-1),
+        (terminated | ~played).all(-1),
         {key: _mean(values) for key, values in columns.items()},
-        AgentEpisodes(agents, policies, policy, return_, length, discounted, terminated & there, columns),
+        AgentEpisodes(agents, policies, policy, return_, length, discounted, terminated & played, columns),
     )
 
 

@@ -20,7 +20,7 @@ from penstock.envs.pools.native_groups import NativeGroups
 from penstock.samplers.action_server import ActionServer
 from penstock.samplers.cpu import WorkerSampler
 from penstock.samplers.live import LiveSampler
-from penstock.workers.shares import Shared
+from penstock.workers.shares import SharedMemory
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GpuSampler(WorkerSampler):
         seed: int = 0,
         *,
         share: Share = WHOLE,
-        shared: Shared | None = None,
+        shared: SharedMemory | None = None,
     ) -> LiveSampler:
         """The live sampler, its workers started. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
@@ -57,14 +57,14 @@ class GpuSampler(WorkerSampler):
         if self.device is not None:
             require_device(self.device, "sampler.device")
         if resized(config, self.B) is not config:  # it takes `num_envs`
-            return self._over_native_groups(config, seed, share, shared)
+            return self._native_groups(config, seed, share, shared)
         try:
             server = ActionServer(self.device, self.cuda_graph)
             return self.over_workers(config, seed, share, shared, server, not self.overlap)
         except NativeEnvError:
-            return self._over_native_groups(config, seed, share, shared)
+            return self._native_groups(config, seed, share, shared)
 
-    def _over_native_groups(self, config: EnvConfig, seed: int, share: Share, shared: Shared | None) -> LiveSampler:
+    def _native_groups(self, config: EnvConfig, seed: int, share: Share, shared: SharedMemory | None) -> LiveSampler:
         """The live sampler over a native batched environment for each group, and no worker processes."""
         require_next_step(self)
         default = next(f.default for f in fields(self) if f.name == "workers")
@@ -81,7 +81,7 @@ class GpuSampler(WorkerSampler):
             exclusive=not self.overlap,
             step_timeout_s=self.step_timeout_s,
             first_slot=share.first_slot,
-            mark=None if shared is None else shared.mark,
+            activity=None if shared is None else shared.activity,
         )
         return LiveSampler(
             self.spec,
@@ -91,7 +91,7 @@ class GpuSampler(WorkerSampler):
             self.discount,
             0,
             server=ActionServer(self.device, self.cuda_graph),
-            slab=None if shared is None else shared.slab,
+            memory_fd=None if shared is None else shared.memory_fd,
             share=share,
         )
 

@@ -18,17 +18,17 @@ from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, remembered
 from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
-from penstock.samplers.accounts.account import Account, LogAccount
-from penstock.samplers.accounts.evaluation import EVAL_SLOTS, Evaluates, Evaluation
-from penstock.samplers.accounts.evaluation_episodes import EvaluationEpisodes, LoggedEvaluationEpisodes
-from penstock.samplers.accounts.slots import EpisodeStats, SlotAccount
-from penstock.samplers.accounts.states import LiveState
 from penstock.samplers.acting_agents import ActingAgents, Buffers, last_row
 from penstock.samplers.collector import Server
 from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
-from penstock.samplers.tensors.account import TensorAccount, TensorStats
 from penstock.samplers.tensors.bounds import TensorBounds
+from penstock.samplers.tensors.tracker import TensorEpisodeTracker, TensorStats
 from penstock.samplers.traced_loop import loop
+from penstock.samplers.trackers.evaluation import EVAL_SLOTS, Evaluates, Evaluation
+from penstock.samplers.trackers.evaluation_episodes import EvaluationEpisodes, LoggedEvaluationEpisodes
+from penstock.samplers.trackers.slots import EpisodeStats, SlotEpisodeTracker
+from penstock.samplers.trackers.states import LiveState
+from penstock.samplers.trackers.tracker import EpisodeTracker, LogEpisodeTracker
 
 EVAL_T = 64
 """Rows of a batch of an evaluation."""
@@ -41,7 +41,7 @@ class LiveSampler(Evaluates):
 
     Args:
         discount: for the logged episode returns; None means 0.99. journal_steps: rows of actions kept for replays.
-        server: runs the loop; None for this thread. slab: descriptor of the shared memory to hold the batches.
+        server: runs the loop; None for this thread. memory_fd: descriptor of the shared memory to hold the batches.
         share: this sampler's slots, where several samplers divide those of a run.
     """
 
@@ -55,7 +55,7 @@ class LiveSampler(Evaluates):
         journal_steps: int,
         *,
         server: Server | None = None,
-        slab: int | None = None,
+        memory_fd: int | None = None,
         share: Share = WHOLE,
     ) -> None:
         require_members(pool, EnvPool if server is None else Source, "docs/writing-a-sampler.md")
@@ -65,7 +65,7 @@ class LiveSampler(Evaluates):
         self.pool, self._config, self._seed = pool, config, seed
         self._device = pool.device
         self._discount = DISCOUNT if discount is None else discount
-        self._server, self._slab, self._first_slot = server, slab, share.first_slot
+        self._server, self._memory_fd, self._first_slot = server, memory_fd, share.first_slot
         self._collect = loop() if server is None else server.serve
         seating = config.seated(self.spec)
         self.specs: Mapping[str, EnvSpec] = seating.by_id
@@ -80,14 +80,14 @@ class LiveSampler(Evaluates):
             for (policy, spec), seats in zip(self.specs.items(), pool.seats)
         ]
         B = batch_spec.B
-        self._account: Account
+        self._tracker: EpisodeTracker
         if pool.device is not None:
             self._bounds = [TensorBounds(config, self.spec, share.first_slot, pool.device)]
-            self._account = TensorAccount(B, self._discount, pool.device)
+            self._tracker = TensorEpisodeTracker(B, self._discount, pool.device)
         elif seating.many:
-            self._account = LogAccount(seating, B)
+            self._tracker = LogEpisodeTracker(seating, B)
         else:
-            self._account = SlotAccount(B, self._discount, journal_steps)
+            self._tracker = SlotEpisodeTracker(B, self._discount, journal_steps)
         self._training: Buffers[Source] | None = None
         self._evaluation: Buffers[EvaluationSource] | None = None
         self._evaluation_slots = 0, 0
@@ -111,7 +111,7 @@ class LiveSampler(Evaluates):
         examples = installed.take(agents)
         try:
             acting = installed.by_id(installed.agents)
-            self._training = Buffers(self.pool, acting, self.batch_spec, self._server, buffers, self._slab)
+            self._training = Buffers(self.pool, acting, self.batch_spec, self._server, buffers, self._memory_fd)
         except MemoryError as error:
             T, B = self.batch_spec
             raise ConfigError(
@@ -119,7 +119,7 @@ class LiveSampler(Evaluates):
             ) from error
         self._buffers = [self._training.filled(k) for k in range(buffers)]
         self._filled = self._buffers[0]
-        self._account.attach(self._training.batches)
+        self._tracker.attach(self._training.batches)
         self._limits = [
             [
                 [] if isinstance(bounds, TensorBounds) else bounds.limits(batch)
@@ -157,12 +157,12 @@ class LiveSampler(Evaluates):
                 bounds.found(batch, bad)
         if not self._collected:
             self._collected = True
-            self._account.begin(self.pool, buffer)
-        episodes = self._account.record(self.pool, buffer)
+            self._tracker.begin(self.pool, buffer)
+        episodes = self._tracker.record(self.pool, buffer)
         return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
-        """Fills batch `itr` and keeps no account of episodes; for a runner of a group, whose driver keeps it."""
+        """Fills batch `itr` and keeps no record of episodes; for a runner of a group, whose driver keeps it."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
@@ -186,7 +186,7 @@ class LiveSampler(Evaluates):
                 batch.version[...] = version
             if self._config.checks != "off" and self._device is None:  # a pool of tensors checks this itself
                 while (bad := self._not_finite(policy, batch)) is not None:
-                    self._started().forget_slots(self.pool.disown(*bad))
+                    self._started().forget_slots(self.pool.invalidate(*bad))
 
     def evaluate(self, asked: Evaluation) -> Episodes:
         """Plays an evaluation; if a worker or runner is lost, plays it anew, as the rest would play other episodes."""
@@ -335,7 +335,7 @@ class LiveSampler(Evaluates):
             pool=self.pool.get_state(),
             row=by_id([last_row(batch) for batch in self._filled]),
             agent_states=training.get_states(),
-            **self._account.state_dict(),
+            **self._tracker.state_dict(),
             out_of_bounds=by_id([bounds.count for bounds in self._bounds]),
             evaluation_calls=self.evaluation_calls,
         ).to_plain()
@@ -363,15 +363,15 @@ class LiveSampler(Evaluates):
                     f"the checkpoint holds {len(row['first']) // seats} slots; this sampler has B={self.batch_spec.B}"
                 )
         self._collected = True
-        self._account.load_state_dict(state)
+        self._tracker.load_state_dict(state)
         kept = LiveState.from_plain(state)
         for policy, bounds in zip(self.specs, self._bounds):
             bounds.count = kept.out_of_bounds[policy]
-        self.cut_slots = self.go_on(kept.row, kept.agent_states, kept.pool, self._account.open_episodes())
+        self.cut_slots = self.resume(kept.row, kept.agent_states, kept.pool, self._tracker.open_episodes())
 
     join_states, split_state = staticmethod(LiveState.join_states), staticmethod(LiveState.split_state)
 
-    def go_on(
+    def resume(
         self,
         rows: Mapping[str, dict[str, Tree]],
         agent_states: Mapping[str, Tree] | None,

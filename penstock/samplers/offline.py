@@ -22,7 +22,7 @@ from penstock.envs.pools.native import makes_vector_env
 from penstock.samplers.offline_live import OfflineLive
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
-from penstock.workers.shares import Shared
+from penstock.workers.shares import SharedMemory
 
 
 def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None:
@@ -73,7 +73,7 @@ class OfflineSampler(SamplerSettings):
         seed: int = 0,
         *,
         share: Share = WHOLE,
-        shared: Shared | None = None,
+        shared: SharedMemory | None = None,
     ) -> OfflineLive:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 

@@ -24,12 +24,12 @@ from penstock.core.spec import WHOLE, BatchSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.envs.seats import Seating
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
-from penstock.samplers.accounts.slots import EpisodeStats
-from penstock.samplers.accounts.states import State, check_slots, columns_of, side_by_side
 from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.episodes import DISCOUNT, Episodes
 from penstock.samplers.live import LiveSampler
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
+from penstock.samplers.trackers.slots import EpisodeStats
+from penstock.samplers.trackers.states import State, check_slots, columns_of, side_by_side
 
 NO_VERSION = -1
 """`version` of every row: no parameters of this learner chose the action."""

@@ -18,7 +18,7 @@ from penstock.samplers import PLAYING
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.tensors.factory import batched_pool
-from penstock.workers.shares import Watched
+from penstock.workers.shares import WatchedMemory
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ class SerialSampler(SamplerSettings):
         seed: int = 0,
         *,
         share: Share = WHOLE,
-        shared: Watched | None = None,
+        shared: WatchedMemory | None = None,
     ) -> LiveSampler:
         """The live sampler. `env` is an id, `module:qualname`, a callable or an EnvConfig.
 
         Args:
             share: its slots among those of several samplers; by default they are all there are.
-            shared: memory that another process reads activity in, and batches where it has a slab.
+            shared: memory that another process reads activity in, and batches where it has a `memory_fd`.
 
         Raises:
             ConfigError: the environment cannot be made, or does not fit these settings.
         """
         config = as_env_config(env)
         journal_steps = self.journal_steps
-        mark = None if shared is None else shared.mark
-        pool: EnvPool | None = batched_pool(config, seed, self.B, share.first_slot, mark)
+        activity = None if shared is None else shared.activity
+        pool: EnvPool | None = batched_pool(config, seed, self.B, share.first_slot, activity)
         if pool is not None:
             try:
                 self._require_plain(pool, config, shared)
@@ -82,9 +82,9 @@ class SerialSampler(SamplerSettings):
                 slice(share.first_slot, share.first_slot + self.B),
                 replace(
                     PoolSettings.of(self),
-                    mark=mark,
-                    ledger=None if shared is None else shared.ledger(self.B),
-                    evaluation_ledger=None if shared is None else lambda B: shared.ledger(B, True),
+                    activity=activity,
+                    episode_table=None if shared is None else shared.episode_table(self.B),
+                    evaluation_table=None if shared is None else lambda B: shared.episode_table(B, True),
                 ),
             )
         return LiveSampler(
@@ -94,14 +94,14 @@ class SerialSampler(SamplerSettings):
             seed,
             self.discount,
             journal_steps,
-            slab=None if shared is None else shared.slab,
+            memory_fd=None if shared is None else shared.memory_fd,
             share=share,
         )
 
-    def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: Watched | None) -> None:
+    def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: WatchedMemory | None) -> None:
         """Raises ConfigError for settings that mean nothing to a batched environment."""
         require_next_step(self)
-        if pool.device is not None and shared is not None and shared.slab is not None:
+        if pool.device is not None and shared is not None and shared.memory_fd is not None:
             raise ConfigError(
                 f"{config.name} answers with tensors on {pool.device}, which no other process can see; use the "
                 "SerialSampler itself, not in an AsyncSampler"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.core import trace
-from penstock.samplers.collector import Acting, Collect, Stepping, collect
+from penstock.samplers.collector import Collect, LoopAgent, LoopPool, collect
 
 
 def loop() -> Collect:
@@ -14,14 +14,14 @@ def loop() -> Collect:
     return collect if trace.ring is None else _collect_traced
 
 
-def _collect_traced(pool: Stepping, agents: Sequence[Acting], *rest: Any) -> None:
+def _collect_traced(pool: LoopPool, agents: Sequence[LoopAgent], *rest: Any) -> None:
     collect(_TracedPool(pool), [_TracedAgent(agent, getattr(pool, "remote", False)) for agent in agents], *rest)
 
 
 class _TracedPool:
     """An `EnvPool` that notes its waits and steps in a trace."""
 
-    def __init__(self, pool: Stepping) -> None:
+    def __init__(self, pool: LoopPool) -> None:
         remote = getattr(pool, "remote", False)
         self.groups, self.seats, self.takes_turns = pool.groups, pool.seats, pool.takes_turns
         self.bind, self.pending, self.finished = pool.bind, pool.pending, pool.finished
@@ -32,7 +32,7 @@ class _TracedPool:
 class _TracedAgent:
     """An agent that notes its acting in a trace."""
 
-    def __init__(self, agent: Acting, remote: bool) -> None:
+    def __init__(self, agent: LoopAgent, remote: bool) -> None:
         self.noise_size, self.env_ranks = agent.noise_size, agent.env_ranks
         self.held_noise, self.evaluates_with_noise = agent.held_noise, agent.evaluates_with_noise
         self.act = trace.timed(trace.SERVE if remote else trace.ACT, agent.act)

@@ -118,7 +118,7 @@ class StudyDisplay:
             table.add_column(path.rpartition(".")[2], justify="right")
         for name in ("steps", "score", "time"):
             table.add_column(name, justify="right")
-        trials = sorted(search.trials, key=lambda t: (_ORDER.index(t.state), -search.worth(t.score), t.number))
+        trials = sorted(search.trials, key=lambda t: (_ORDER.index(t.state), -search.objective(t.score), t.number))
         room = max(self._console.height - 8, 3)
         for trial in trials[:room]:
             table.add_row(*self._row(trial, running))

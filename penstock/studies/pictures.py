@@ -74,7 +74,7 @@ def scored(search: Search, goal: int | None = None) -> Any:
     study = optuna.create_study(direction=sign[search.settings.mode])
     for trial in search.trials:
         score = trial.score if goal is None else trial.scores.get(goal)
-        if search.worth(score) > -math.inf:
+        if search.objective(score) > -math.inf:
             found = optuna.trial.create_trial(
                 value=score,
                 params=params_of(trial, search.space),

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, MissingExtraError, nearest
 from penstock.core.noise import Purpose, generator
-from penstock.studies.schedulers import Worth
+from penstock.studies.schedulers import Objective
 from penstock.studies.space import Dimension, Space
 from penstock.studies.trial import Trial
 
@@ -38,7 +38,7 @@ def check_suggest(suggest: str) -> None:
     _sampler(suggest, 0)
 
 
-def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, seed: int) -> Proposal:
+def propose(space: Space, trials: Sequence[Trial], objective: Objective, suggest: str, seed: int) -> Proposal:
     """The proposal for the trial after these.
 
     A function of its arguments: Optuna is asked anew each time, by a study of the trials in memory and a sampler
@@ -54,8 +54,8 @@ def propose(space: Space, trials: Sequence[Trial], worth: Worth, suggest: str, s
     sampler = _sampler(suggest, own_seed)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = told_distributions(space)
-    worst = None if isinstance(sampler, optuna.samplers.TPESampler) else _worst(trials, worth)
-    study.add_trials([_told(trial, space, distributions, worth, worst) for trial in trials])
+    worst = None if isinstance(sampler, optuna.samplers.TPESampler) else _worst(trials, objective)
+    study.add_trials([_told(trial, space, distributions, objective, worst) for trial in trials])
     storage, study_id = study._storage, study._study_id
     for name, note in _plain(trials[-1].notes.get("study", {}) if trials else {}, suggest).items():
         storage.set_study_system_attr(study_id, name, note)
@@ -159,13 +159,13 @@ def _known_as(dimension: Dimension, value: Any) -> Any:
     return next(i for i, x in enumerate(dimension.choices) if x == value and type(x) is type(value))
 
 
-def _worst(trials: Sequence[Trial], worth: Worth) -> float:
+def _worst(trials: Sequence[Trial], objective: Objective) -> float:
     """The worst score of a finished trial, 0 before there is one."""
-    finished = [worth(t.score) for t in trials if t.state == "finished"]
+    finished = [objective(t.score) for t in trials if t.state == "finished"]
     return min((x for x in finished if x > -math.inf), default=0.0)
 
 
-def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Worth, worst: float | None) -> Any:
+def _told(trial: Trial, space: Space, distributions: dict[str, Any], objective: Objective, worst: float | None) -> Any:
     """A trial as Optuna knows it.
 
     No sampler reads trials that Optuna calls failed. TPE ranks pruned ones without a value below all others, by their
@@ -176,14 +176,14 @@ def _told(trial: Trial, space: Space, distributions: dict[str, Any], worth: Wort
     """
     optuna = import_optuna()
     states, value, between = optuna.trial.TrialState, None, dict[int, float]()
-    if trial.state == "failed" or (trial.scores and worth(trial.score) == -math.inf):
+    if trial.state == "failed" or (trial.scores and objective(trial.score) == -math.inf):
         state, value = (states.PRUNED, None) if worst is None else (states.COMPLETE, worst)
     elif trial.state == "finished":
-        state, value = states.COMPLETE, worth(trial.score)
+        state, value = states.COMPLETE, objective(trial.score)
     elif not trial.scores:
         state = states.FAIL  # nothing is known of it yet
     else:
-        state, between = states.PRUNED, {goal: worth(score) for goal, score in trial.scores.items()}
+        state, between = states.PRUNED, {goal: objective(score) for goal, score in trial.scores.items()}
         between = {goal: score for goal, score in between.items() if score > -math.inf}
     return optuna.trial.create_trial(
         state=state,

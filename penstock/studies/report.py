@@ -100,12 +100,12 @@ def write_preset(folder: Path, exp: Experiment, why: str, init: Given = "") -> P
 
     Raises CheckpointError if the disk refuses.
     """
-    name, (found, lost) = env_word(exp), preset_of(exp)
+    name, (entries, lost) = env_word(exp), preset_of(exp)
     lines = [
         f"# {train_line(exp, folder / PRESET, init)}",
         *(f"# Not here, since TOML has no form for it: {what}" for what in lost),
         "",
-        *toml_table(name, {"why": why, **found}),
+        *toml_table(name, {"why": why, **entries}),
     ]
     path = folder / PRESET
     data = ("\n".join(lines) + "\n").encode()
@@ -137,32 +137,32 @@ def preset_of(exp: Experiment) -> tuple[dict[str, Any], list[str]]:
     """
     plain = with_preset(algo_word(exp), "", None)
     sampler = exp.sampler_settings
-    found: dict[str, Any] = {"algo": _changed(exp.algo, plain.algo)}
-    found["sampler"] = _sampler(sampler, plain.sampler)
-    found["run"] = {
+    entries: dict[str, Any] = {"algo": _changed(exp.algo, plain.algo)}
+    entries["sampler"] = _sampler(sampler, plain.sampler)
+    entries["run"] = {
         key: getattr(exp.run, key) for key in _OF_THE_RUN if getattr(exp.run, key) != getattr(plain.run, key)
     }
     config, usual = exp.env_config, plain.env_config
-    found |= {
+    entries |= {
         key: getattr(config, name) for name, key in _OF_THE_ENV.items() if getattr(config, name) != getattr(usual, name)
     }
-    found |= _of_evaluations(exp)
+    entries |= _of_evaluations(exp)
     lost = list[str]()
     for key in (*_OF_THE_ENV.values(), "eval_env", "eval_env_kwargs"):
-        if key in found:
-            found[key] = _of_toml(found[key], key, lost)
-    return {key: value for key, value in found.items() if value != {} and value is not _NOTHING}, lost
+        if key in entries:
+            entries[key] = _of_toml(entries[key], key, lost)
+    return {key: value for key, value in entries.items() if value != {} and value is not _NOTHING}, lost
 
 
 def _of_evaluations(exp: Experiment) -> dict[str, Any]:
     """The environment of evaluations, where it is one of its own."""
     if exp.eval_env is None:
         return {"eval_env_kwargs": exp.eval_env_kwargs} if exp.eval_env_kwargs else {}
-    there = exp.eval_env_config
-    found: dict[str, Any] = {"eval_env": there.env, "eval_env_kwargs": there.kwargs}
-    if replace(there, env="", kwargs={}) != replace(exp.env_config, env="", kwargs={}):
-        found["eval_env"] = there  # with wrappers and more of its own, which presets have no words for
-    return found
+    eval_env = exp.eval_env_config
+    entries: dict[str, Any] = {"eval_env": eval_env.env, "eval_env_kwargs": eval_env.kwargs}
+    if replace(eval_env, env="", kwargs={}) != replace(exp.env_config, env="", kwargs={}):
+        entries["eval_env"] = eval_env  # with wrappers and more of its own, which presets have no words for
+    return entries
 
 
 def _of_toml(value: Any, path: str, lost: list[str]) -> Any:
@@ -177,8 +177,8 @@ def _of_toml(value: Any, path: str, lost: list[str]) -> Any:
         value = value.item()
     if isinstance(value, (bool, int, float, str)):
         return value
-    if callable(value) and path.partition("[")[0] in ("wrappers", "eval_env") and (found := import_path(value)):
-        return found
+    if callable(value) and path.partition("[")[0] in ("wrappers", "eval_env") and (path_of_value := import_path(value)):
+        return path_of_value
     lost.append(f"{path} = {value!r}")
     return _NOTHING
 
@@ -223,15 +223,15 @@ def confirmed(scores: Sequence[float | None]) -> str:
 
 def _changed(settings: Any, default: Any) -> dict[str, Any]:
     """The settings that differ, those within them by their own differences."""
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for f in fields(settings):
         now = getattr(settings, f.name)
         if not hasattr(default, f.name):
-            found[f.name] = _plain(now)
+            changes[f.name] = _plain(now)
         elif now != (before := getattr(default, f.name)):
             inside = is_dataclass(now) and type(now) is type(before)
-            found[f.name] = _changed(now, before) if inside else _plain(now)
-    return found
+            changes[f.name] = _changed(now, before) if inside else _plain(now)
+    return changes
 
 
 def _sampler(sampler: Any, default: Any) -> dict[str, Any]:
@@ -240,10 +240,10 @@ def _sampler(sampler: Any, default: Any) -> dict[str, Any]:
     if sampler.inner is not None:
         names["inner.name"] = sampler.inner.name
     base, _ = placed(default, {f"sampler.{key}": name for key, name in names.items()})
-    found = _changed(sampler, base)
+    changes = _changed(sampler, base)
     if "inner.name" in names and type(sampler.inner) is not type(find_sampler(names["name"])().inner):
-        found["inner"] = {"name": names["inner.name"], **found.get("inner", {})}
-    return found if names["name"] == "serial" else {"name": names["name"], **found}
+        changes["inner"] = {"name": names["inner.name"], **changes.get("inner", {})}
+    return changes if names["name"] == "serial" else {"name": names["name"], **changes}
 
 
 def _plain(value: Any) -> Any:

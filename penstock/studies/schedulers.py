@@ -18,7 +18,7 @@ from penstock.studies.space import Space
 from penstock.studies.trial import Trial
 
 SchedulerName = Literal["none", "asha", "median", "pbt"]
-Worth = Callable[["float | None"], float]
+Objective = Callable[["float | None"], float]
 """How good a score is: larger is better, -inf without one."""
 _RUNGS = 4
 _EARLY = 4
@@ -48,7 +48,7 @@ class Scheduler(Protocol):
         """Milestones in environment steps, the last of which ends the run."""
         ...
 
-    def decide(self, trials: Sequence[Trial], total: int, worth: Worth) -> list[Decision]:
+    def decide(self, trials: Sequence[Trial], total: int, objective: Objective) -> list[Decision]:
         """Decisions on paused trials, of which the search is to begin `total`."""
         ...
 
@@ -60,7 +60,7 @@ class NoScheduler:
     name: ClassVar[SchedulerName] = "none"
     goals: tuple[int, ...]
 
-    def decide(self, trials: Sequence[Trial], total: int, worth: Worth) -> list[Decision]:
+    def decide(self, trials: Sequence[Trial], total: int, objective: Objective) -> list[Decision]:
         """Ends every trial that has reached the only goal."""
         return _finished(trials, self.goals[-1])
 
@@ -79,7 +79,7 @@ class Asha:
     eta: int
     synchronous: bool
 
-    def decide(self, trials: Sequence[Trial], total: int, worth: Worth) -> list[Decision]:
+    def decide(self, trials: Sequence[Trial], total: int, objective: Objective) -> list[Decision]:
         """Promotions of the first rung that has any, or the ends of trials that no rung will promote."""
         complete = len(trials) == total
         for goal, following in zip(self.goals, self.goals[1:]):
@@ -88,9 +88,9 @@ class Asha:
             complete = complete and len(arrived) == len(entered)
             if self.synchronous and not complete:
                 return _finished(trials, self.goals[-1])
-            ranked = sorted(arrived, key=lambda t: (-worth(t.scores.get(goal)), t.number))
+            ranked = sorted(arrived, key=lambda t: (-objective(t.scores.get(goal)), t.number))
             quota = max(len(arrived) // self.eta, int(complete))
-            best = [t for t in ranked[:quota] if worth(t.scores.get(goal)) > -math.inf]
+            best = [t for t in ranked[:quota] if objective(t.scores.get(goal)) > -math.inf]
             if chosen := [t for t in best if _waits_at(t, goal)]:
                 return [Decision(t, following) for t in sorted(chosen, key=lambda t: t.number)]
             if complete and (rest := [t for t in ranked if _waits_at(t, goal)]):
@@ -109,21 +109,21 @@ class Median:
     name: ClassVar[SchedulerName] = "median"
     goals: tuple[int, ...]
 
-    def decide(self, trials: Sequence[Trial], total: int, worth: Worth) -> list[Decision]:
+    def decide(self, trials: Sequence[Trial], total: int, objective: Objective) -> list[Decision]:
         """A decision on each paused trial, at once."""
-        return [Decision(t, self._following(t, trials, worth)) for t in trials if t.state == "paused"]
+        return [Decision(t, self._following(t, trials, objective)) for t in trials if t.state == "paused"]
 
-    def _following(self, trial: Trial, trials: Sequence[Trial], worth: Worth) -> int | None:
+    def _following(self, trial: Trial, trials: Sequence[Trial], objective: Objective) -> int | None:
         if trial.goal == self.goals[-1]:
             return None
         others = [t for t in trials if t is not trial and trial.goal in t.scores]
-        averages = [statistics.fmean(self._so_far(t, trial.goal, worth)) for t in others]
-        if len(averages) >= _EARLY and max(self._so_far(trial, trial.goal, worth)) < statistics.median(averages):
+        averages = [statistics.fmean(self._so_far(t, trial.goal, objective)) for t in others]
+        if len(averages) >= _EARLY and max(self._so_far(trial, trial.goal, objective)) < statistics.median(averages):
             return None
         return self.goals[self.goals.index(trial.goal) + 1]
 
-    def _so_far(self, trial: Trial, goal: int, worth: Worth) -> list[float]:
-        return [worth(score) for at, score in trial.scores.items() if at <= goal]
+    def _so_far(self, trial: Trial, goal: int, objective: Objective) -> list[float]:
+        return [objective(score) for at, score in trial.scores.items() if at <= goal]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Pbt:
     seed: int
     quantile: float = 0.25
 
-    def decide(self, trials: Sequence[Trial], total: int, worth: Worth) -> list[Decision]:
+    def decide(self, trials: Sequence[Trial], total: int, objective: Objective) -> list[Decision]:
         """Every member's decision at the end of a generation, all at once."""
         alive = [t for t in trials if t.state != "failed"]
         goal = max((t.goal for t in trials), default=0)
@@ -150,10 +150,10 @@ class Pbt:
         if goal == self.goals[-1]:
             return _finished(trials, goal)
         generation = self.goals.index(goal)
-        ranked = sorted(alive, key=lambda t: (-worth(t.scores.get(goal)), t.number))
+        ranked = sorted(alive, key=lambda t: (-objective(t.scores.get(goal)), t.number))
         count = max(int(len(trials) * self.quantile), 1) if len(alive) > 1 else 0
         count = min(count, len(alive) // 2)
-        best = [t for t in ranked[: max(count, 1)] if worth(t.scores.get(goal)) > -math.inf]
+        best = [t for t in ranked[: max(count, 1)] if objective(t.scores.get(goal)) > -math.inf]
         bad = [*ranked[len(ranked) - count :], *(t for t in trials if t.state == "failed")] if best else []
         copying = {t.number for t in bad}
         following, decisions = self.goals[generation + 1], list[Decision]()

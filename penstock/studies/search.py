@@ -69,11 +69,11 @@ class SearchSettings:
 
 
 class Search:
-    """Trials, asked for by `take` and answered by `tell` or `fail`.
+    """Trials, asked for by `ask` and answered by `tell` or `fail`.
 
     Everything is decided from the trials alone: with the same trials and scores, the same follows.
 
-        while (trial := search.take()) is not None:
+        while (trial := search.ask()) is not None:
             search.tell(trial, score_of(trial.values, trial.goal))
 
     Args:
@@ -101,16 +101,16 @@ class Search:
             Trial(number, values, Run(name), settings.steps) for number, (name, values) in enumerate(points.items())
         ]
         self.due: list[Decision] = []
-        """Decisions already applied by `take`, when a proposal failed at once; the caller must process and clear
+        """Decisions already applied by `ask`, when a proposal failed at once; the caller must process and clear
         them."""
 
-    def worth(self, score: float | None) -> float:
+    def objective(self, score: float | None) -> float:
         """How good a score is: larger is better, -inf without one."""
         if score is None or not math.isfinite(score):
             return -math.inf
         return score if self.settings.mode == "max" else -score
 
-    def take(self) -> Trial | None:
+    def ask(self) -> Trial | None:
         """The trial to train next, to its goal; None if none is to begin before another ends, or at all."""
         while not (waiting := [t for t in self.trials if t.state == "waiting"]):
             if len(self.trials) >= self.settings.trials:
@@ -139,7 +139,7 @@ class Search:
     def decide(self) -> list[Decision]:
         """Carries out and returns every decision that follows from the trials."""
         made: list[Decision] = []
-        while found := self.scheduler.decide(self.trials, self.settings.trials, self.worth):
+        while found := self.scheduler.decide(self.trials, self.settings.trials, self.objective):
             for decision in found:
                 self._carry_out(decision)
             made += found
@@ -156,18 +156,18 @@ class Search:
         """The best trial of those that came farthest; None before the first score, and among several environments."""
         if self.settings.sweep and "env" in self.space:
             return None  # scores of different environments are no better or worse
-        scored = [t for t in self.trials if self.worth(t.score) > -math.inf and t.state != "failed"]
+        scored = [t for t in self.trials if self.objective(t.score) > -math.inf and t.state != "failed"]
         if not scored:
             return None
         farthest = max(max(t.scores) for t in scored)
-        return max((t for t in scored if farthest in t.scores), key=lambda t: (self.worth(t.score), -t.number))
+        return max((t for t in scored if farthest in t.scores), key=lambda t: (self.objective(t.score), -t.number))
 
     def _propose(self) -> None:
         number = len(self.trials)
         # A population is spread over the space: what little its members have learned so far says nothing of it yet.
         suggest = self.settings.suggest
         suggest = "random" if self.settings.scheduler == "pbt" and suggest == "tpe" else suggest
-        values, notes = propose(self.space, self.trials, self.worth, suggest, self.settings.seed)
+        values, notes = propose(self.space, self.trials, self.objective, suggest, self.settings.seed)
         trial = Trial(number, values, Run(f"trial-{number:03d}"), self.scheduler.goals[0], notes=notes)
         self.trials.append(trial)
         try:

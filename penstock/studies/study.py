@@ -103,12 +103,12 @@ class Study:
         """The environment steps that a trial trains to next, or has trained to."""
         return self.points[trial.number][0].run.steps if self.sweep else trial.goal
 
-    def take(self) -> Run | None:
+    def ask(self) -> Run | None:
         """The next run to begin or continue: one of a trial; once all trials have ended, one that confirms the best.
 
         None if there is no such run, at least until another run has ended.
         """
-        while (trial := self.search.take()) is not None:
+        while (trial := self.search.ask()) is not None:
             due, self.search.due = self.search.due, []
             self.follow(due)
             if trial.state == "running" and not self._used_up(trial):

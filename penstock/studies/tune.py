@@ -96,7 +96,7 @@ def tune(
     settings = search_settings(
         exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1, init=init
     )
-    with opened([exp], settings, directory(exp, dir), trust, retries=retries, confirm=confirm) as study:
+    with locked_study([exp], settings, directory(exp, dir), trust, retries=retries, confirm=confirm) as study:
         return execute(study, parallel, backend=backend, address=address, cpus=cpus)
 
 
@@ -139,7 +139,7 @@ def launch(
     read_space(space, grid=True)
     exps = [override(exp, point) for point in grid_names(space).values()]
     settings = sweep_settings(exps, space, metric, mode, init)
-    with opened(exps, settings, directory(exps[0], dir, "sweep"), trust, retries=retries) as study:
+    with locked_study(exps, settings, directory(exps[0], dir, "sweep"), trust, retries=retries) as study:
         return execute(study, parallel, backend=backend, address=address, cpus=cpus)
 
 
@@ -252,7 +252,7 @@ def directory(exp: Experiment, given: str | Path | None, kind: str = "search") -
 
 
 @contextlib.contextmanager
-def opened(
+def locked_study(
     exps: Sequence[Experiment], settings: SearchSettings, folder: Path, trust: bool = False, **given: Any
 ) -> Generator[Study]:
     """The study of these settings in its directory, begun or gone on with; the directory is locked meanwhile.
@@ -314,7 +314,7 @@ def _require_empty(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def reopened(folder: Path, trust: bool = False, **given: Any) -> Generator[Study]:
+def resume_study(folder: Path, trust: bool = False, **given: Any) -> Generator[Study]:
     """The study of a directory; see `open_study`."""
     read_state(folder)
     with RunLock(folder):

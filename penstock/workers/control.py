@@ -1,11 +1,11 @@
-"""Counters in shared memory by which learner and workers hand over rows, and bells to sleep by.
+"""Counters in shared memory by which learner and workers hand over rows, and events to sleep by.
 
 Each counter has one writer. A waiter looks at the counters for a short while, since a look costs 0.3 us and a
-wake-up 30; then it says that it sleeps, looks once more, and polls its bell. Where processes outnumber cores it yields
+wake-up 30; then it says that it sleeps, looks once more, and polls its event. Where processes outnumber cores it yields
 its core between looks, so that the one it waits for can run there. A writer moves its counter first, and
-rings if the other one sleeps. Between saying and looking each side passes a fence: without one, both could look
-before the other's store is visible, and a bell would be missed. Nobody holds a lock that another needs: a process
-that dies leaves counters that stand still.
+sets the event if the other one sleeps. Between saying and looking each side passes a fence: without one, both could
+look before the other's store is visible, and an event would be missed. Nobody holds a lock that another needs: a
+process that dies leaves counters that stand still.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ROWS = 2 * _LINE + 2
 """Rows of the batch that are whole, where the worker runs the loop itself; -1 before row 0 is."""
 BUSY_NS = 2 * _LINE + 3
 """Nanoseconds spent stepping."""
-MARK = 3 * _LINE
-"""Six words that `SerialPool` keeps: see its `mark`."""
-MARK_WORDS = 6
+ACTIVITY = 3 * _LINE
+"""Six words that `SerialPool` keeps: see its `activity`."""
+ACTIVITY_WORDS = 6
 DONE = 4 * _LINE
 """DONE + g: rows of the current batch that group g has stepped."""
 WORDS = 5 * _LINE
@@ -111,17 +111,17 @@ class Spin:
         return found
 
 
-class Bell:
+class Event:
     """An eventfd that wakes the process that polls it."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
 
-    def ring(self) -> None:
+    def set(self) -> None:
         os.eventfd_write(self.fd, 1)
 
-    def drain(self) -> None:
-        """Clears rings without blocking."""
+    def clear(self) -> None:
+        """Clears the event without blocking."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
@@ -131,16 +131,16 @@ class Bell:
             self.fd = -1
 
 
-def sleep_on(bell: Bell, block: memoryview, word: int, ready: Callable[[], bool], timeout_s: float) -> None:
-    """Sleeps until the bell rings or time is up, unless `ready()` by now; says so in `block[word]` meanwhile."""
+def sleep_on(event: Event, block: memoryview, word: int, ready: Callable[[], bool], timeout_s: float) -> None:
+    """Sleeps until the event is set or time is up, unless `ready()` by now; says so in `block[word]` meanwhile."""
     block[word] = 1
     fence()
     if not ready():
         poll = select.poll()
-        poll.register(bell.fd, select.POLLIN)
+        poll.register(event.fd, select.POLLIN)
         poll.poll(timeout_s * 1e3)
     block[word] = 0
-    bell.drain()
+    event.clear()
 
 
 def outnumbered(processes: int) -> bool:

@@ -31,7 +31,7 @@ from penstock.workers.supervisor import Workers
 STEP_TIMEOUT_S, START_TIMEOUT_S = 60.0, 300.0
 """Limits where the sampler's settings have none."""
 _PLACE, _PLACE_BYTES = 0, 512
-"""Slab in which the process says where it is."""
+"""Shared file in which the process says where it is."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Watch:
         return [self._check]
 
     def whereabouts(self, w: int, block: Any) -> str:
-        place = os.pread(self._workers.slabs[_PLACE], _PLACE_BYTES, 0).rstrip(b"\0").decode(errors="replace")
+        place = os.pread(self._workers.memory_fds[_PLACE], _PLACE_BYTES, 0).rstrip(b"\0").decode(errors="replace")
         return f"the check of {self._name} before anything else, in {place or 'the import of what makes it'}"
 
     def lost(self, w: int) -> None:
@@ -155,9 +155,9 @@ class CheckingProcess(Host):
     def note(self, doing: int, place: str) -> None:
         """Says where it is, for a message about its death and for the limit of its time."""
         text = place.encode()[:_PLACE_BYTES]
-        os.pwrite(self.boot.slabs[_PLACE], text.ljust(_PLACE_BYTES, b"\0"), 0)
-        self.block[control.MARK + 1] = doing
-        self.block[control.MARK + 2] += 1
+        os.pwrite(self.spawn_args.memory_fds[_PLACE], text.ljust(_PLACE_BYTES, b"\0"), 0)
+        self.block[control.ACTIVITY + 1] = doing
+        self.block[control.ACTIVITY + 2] += 1
 
     def watch(self, env: Any) -> Any:
         """The same environment, with calls noted before they begin."""

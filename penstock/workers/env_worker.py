@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core import trace
 from penstock.core.batch import SampleBatch
 from penstock.core.config import import_object
-from penstock.core.slab import view
+from penstock.core.shared_memory import view
 from penstock.core.tree import tree_map
 from penstock.envs.ids import take_shipped
 from penstock.envs.pools.factory import LocalPool, pool_for
@@ -24,8 +24,8 @@ from penstock.envs.pools.pool import PoolState
 from penstock.workers import control
 from penstock.workers.control import fence
 from penstock.workers.host import Host, run_process
-from penstock.workers.messages import Attach, Boot, Call, MakePool, SetState, Start, TakeOver
-from penstock.workers.shares import Account, columns
+from penstock.workers.messages import Attach, Call, MakePool, Resume, SetState, SpawnArgs, WorkerSettings
+from penstock.workers.shares import LogAndTurns, columns
 
 
 class SamplingProcess(Host):
@@ -33,15 +33,15 @@ class SamplingProcess(Host):
 
     title = "worker"
 
-    def __init__(self, boot: Boot, start: Start) -> None:
-        super().__init__(boot, start)
+    def __init__(self, spawn_args: SpawnArgs, start: WorkerSettings) -> None:
+        super().__init__(spawn_args, start)
         self.pools: dict[int, dict[int, LocalPool]] = {}
         """By pool and part, where it has slots of that."""
         self.shares: dict[int, tuple[slice | None, ...]] = {}
         self.batches: dict[int, list[list[list[SampleBatch]]]] = {}
         """By pool, buffer and part the columns of each policy."""
         self.turns: dict[int, list[Any]] = {}
-        """By pool and part the lines [e, 3] of `shares.Account`; None where agents take none."""
+        """By pool and part the lines [e, 3] of `shares.LogAndTurns`; None where agents take none."""
         self.actors: dict[int, Any] = {}
         self.active: dict[int, LocalPool] = {}
 
@@ -81,7 +81,7 @@ class SamplingProcess(Host):
         block[control.DONE + g] = sent
         fence()
         if self.learner[0] and all(b[control.DONE + g] >= b[control.SENT + g] for b in self.blocks):
-            self.learner_bell.ring()
+            self.learner_event.set()
         if sent == block[control.T]:
             pool.host.prepare()
 
@@ -93,7 +93,7 @@ class SamplingProcess(Host):
             self.answer([], caught)
             return False
         if code == control.MAIL:
-            self.respond(self.mail())
+            self.respond(self.mailbox())
         elif code == control.BIND:
             self.bind()
             self.done()
@@ -139,73 +139,73 @@ class SamplingProcess(Host):
             block[control.DONE + g] = 0
 
     def read(self, message: Any) -> Any:
-        mail = message
-        if isinstance(mail, MakePool):
-            return self.make(mail)
-        if isinstance(mail, Attach):
-            return self.attach(mail)
-        pools = self.pools[mail.pool]
-        if isinstance(mail, TakeOver):
-            return self.take_over(mail.pool, mail.buffer)
-        if isinstance(mail, SetState):
-            parts = list(zip(mail.states, self.batches[mail.pool][mail.buffer], mail.journals))
+        if isinstance(message, MakePool):
+            return self.make(message)
+        if isinstance(message, Attach):
+            return self.attach(message)
+        pools = self.pools[message.pool]
+        if isinstance(message, Resume):
+            return self.resume(message.pool, message.buffer)
+        if isinstance(message, SetState):
+            parts = list(zip(message.states, self.batches[message.pool][message.buffer], message.journals))
             return [pools[g].set_state(*part) if g in pools else None for g, part in enumerate(parts)]
-        assert isinstance(mail, Call)
+        assert isinstance(message, Call)
         answers = [
-            None if args is None or g not in pools else getattr(pools[g], mail.method)(*args)
-            for g, args in enumerate(mail.args)
+            None if args is None or g not in pools else getattr(pools[g], message.method)(*args)
+            for g, args in enumerate(message.args)
         ]
-        if mail.method == "call":
+        if message.method == "call":
             return [mine and [tuple(x) for x in mine] for mine in answers]
         return [x.to_plain() if isinstance(x, PoolState) else x for x in answers]
 
-    def make(self, mail: MakePool) -> Any:
-        for pool in self.pools.pop(mail.pool, {}).values():
+    def make(self, message: MakePool) -> Any:
+        for pool in self.pools.pop(message.pool, {}).values():
             pool.close()
-        take_shipped(mail.entries)
-        ledger = view(self.boot.slabs[mail.slab], mail.ledger)
-        mark: Any = self.block[control.MARK : control.MARK + control.MARK_WORDS]
+        take_shipped(message.entries)
+        episode_table = view(self.spawn_args.memory_fds[message.memory], message.episode_table)
+        activity: Any = self.block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS]
         pools: dict[int, LocalPool] = {}
-        for g, slots in enumerate(mail.shares):
+        for g, slots in enumerate(message.shares):
             if slots is not None:
-                own = slice(mail.first_slot + slots.start, mail.first_slot + slots.stop)
-                settings = replace(mail.settings, mark=mark, ledger=None if mail.keep else ledger[slots])
-                pools[g] = pool_for(mail.config, mail.seed, own, settings)
-                pools[g].host.ledger = ledger[slots]
-        self.pools[mail.pool], self.shares[mail.pool] = pools, mail.shares
-        for g, pool in pools.items() if mail.calls else ():
-            pool.recall(mail.calls[g])
+                own = slice(message.first_slot + slots.start, message.first_slot + slots.stop)
+                table = None if message.keep else episode_table[slots]
+                settings = replace(message.settings, activity=activity, episode_table=table)
+                pools[g] = pool_for(message.config, message.seed, own, settings)
+                pools[g].host.episode_table = episode_table[slots]
+        self.pools[message.pool], self.shares[message.pool] = pools, message.shares
+        for g, pool in pools.items() if message.calls else ():
+            pool.recall(message.calls[g])
         return next((pool.specs[0].to_plain() for pool in pools.values()), None)
 
-    def attach(self, mail: Attach) -> None:
-        fd = self.boot.slabs[mail.slab]
-        batches = [view(fd, batch) for batch in mail.batches]
-        shares, pools = self.shares[mail.pool], self.pools[mail.pool]
+    def attach(self, message: Attach) -> None:
+        fd = self.spawn_args.memory_fds[message.memory]
+        batches = [view(fd, batch) for batch in message.batches]
+        shares, pools = self.shares[message.pool], self.pools[message.pool]
         seats = next((pool.seats for pool in pools.values()), ())
         buffers = [batches[k : k + len(seats)] for k in range(0, len(batches), max(len(seats), 1))]
-        self.batches[mail.pool] = [
+        self.batches[message.pool] = [
             [
                 [] if slots is None else [batch[:, columns(slots, n)] for batch, n in zip(buffer, seats)]
                 for slots in shares
             ]
             for buffer in buffers
         ]
-        if mail.account is not None:
-            account: Account = view(fd, mail.account)
-            self.turns[mail.pool] = [None if slots is None else account.turns[slots] for slots in shares]
+        if message.log_and_turns is not None:
+            log_and_turns: LogAndTurns = view(fd, message.log_and_turns)
+            self.turns[message.pool] = [None if slots is None else log_and_turns.turns[slots] for slots in shares]
             for g, pool in pools.items():
                 if isinstance(pool, AgentsPool):
-                    pool.account.log = tree_map(lambda x, s=shares[g]: x[s], account.log)
-        if mail.acting is not None and shares[0] is not None:
-            actor, mine = import_object(mail.acting.actor), [buffer[0] for buffer in self.batches[mail.pool]]
-            parameters = view(self.boot.slabs[mail.parameter_slab], mail.acting.parameters)
+                    pool.recorder.log = tree_map(lambda x, s=shares[g]: x[s], log_and_turns.log)
+        if message.acting is not None and shares[0] is not None:
+            actor, mine = import_object(message.acting.actor), [buffer[0] for buffer in self.batches[message.pool]]
+            parameters = view(self.spawn_args.memory_fds[message.parameter_memory], message.acting.parameters)
             mine_of = [columns(shares[0], n) for n in seats]
-            states = [tree_map(lambda x, b=b: x[b], state) for b, state in zip(mine_of, view(fd, mail.states))]
-            self.actors[mail.pool] = actor(pools[0], mail.acting.agents, parameters, mine, states)
+            states = [tree_map(lambda x, b=b: x[b], state) for b, state in zip(mine_of, view(fd, message.states))]
+            self.actors[message.pool] = actor(pools[0], message.acting.agents, parameters, mine, states)
 
-    def take_over(self, number: int, buffer: int) -> None:
+    def resume(self, number: int, buffer: int) -> None:
         for g, pool in self.pools[number].items():
-            pool.take_over(None if buffer < 0 else self.batches[number][buffer][g])
+            pool.resume(None if buffer < 0 else self.batches[number][buffer][g])
 
     def close(self) -> None:
         for pools in self.pools.values():

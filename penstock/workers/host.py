@@ -23,35 +23,35 @@ from penstock.core.wire import encode
 from penstock.processes.descriptors import read_all, write_all
 from penstock.processes.serialization import unship
 from penstock.workers import control
-from penstock.workers.control import Bell, Control, Spin, fence, sleep_on
-from penstock.workers.messages import Boot, Start
+from penstock.workers.control import Control, Event, Spin, fence, sleep_on
+from penstock.workers.messages import SpawnArgs, WorkerSettings
 
 _LOOK_AROUND_S = 2.0
 """Seconds between checks that the parent lives, in case the pipe fails."""
 
 
-def initialize_worker(boot: Boot, cpus: Sequence[int], seed: int) -> None:
+def initialize_worker(spawn_args: SpawnArgs, cpus: Sequence[int], seed: int) -> None:
     """Sets up a process that ignores Ctrl-C and uses one thread on its own CPUs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cpus:
         os.sched_setaffinity(0, cpus)
     # For environments that draw from global generators: streams of their own, though not those of other layouts.
-    random.seed(seed * 1_000_003 + boot.index)
-    np.random.seed((seed * 1_000_003 + boot.index) % 2**32)
+    random.seed(seed * 1_000_003 + spawn_args.index)
+    np.random.seed((seed * 1_000_003 + spawn_args.index) % 2**32)
 
 
 def run_process(kind: type[Host]) -> None:
     """Sets the process up and serves; an error is reported as text before the process ends."""
-    boot = Boot.read(sys.argv[1])
+    spawn_args = SpawnArgs.read(sys.argv[1])
     try:
-        start: Start = _read_mail(boot.mail)
-        initialize_worker(boot, start.cpus, start.seed)
-        trace.enter(f"{kind.title} {boot.index}")
-        host = kind(boot, start)
+        start: WorkerSettings = _read_mailbox(spawn_args.mailbox)
+        initialize_worker(spawn_args, start.cpus, start.seed)
+        trace.enter(f"{kind.title} {spawn_args.index}")
+        host = kind(spawn_args, start)
         host.respond(start.messages)
         host.serve()
     except BaseException as error:
-        write_all(boot.report, _pack({"error": describe(error)}))
+        write_all(spawn_args.report, _pack({"error": describe(error)}))
         os._exit(1)
 
 
@@ -75,16 +75,16 @@ def _stack(error: BaseException) -> str:
 
 
 class Host:
-    """The common part of worker processes: block, bells, messages and answers."""
+    """The common part of worker processes: block, events, messages and answers."""
 
     title = "sampler"
     """Its name in a trace."""
 
-    def __init__(self, boot: Boot, start: Start) -> None:
-        self.boot = boot
-        shared = Control(boot.control, boot.workers)
-        self.blocks, self.block, self.learner = shared.blocks, shared.blocks[boot.index], shared.learner
-        self.bell, self.learner_bell = Bell(boot.bell), Bell(boot.learner_bell)
+    def __init__(self, spawn_args: SpawnArgs, start: WorkerSettings) -> None:
+        self.spawn_args = spawn_args
+        shared = Control(spawn_args.control, spawn_args.workers)
+        self.blocks, self.block, self.learner = shared.blocks, shared.blocks[spawn_args.index], shared.learner
+        self.event, self.learner_event = Event(spawn_args.event), Event(spawn_args.learner_event)
         self.spin = Spin(control.SPIN_S, start.yields)
         self._number = 1  # of the command to start
 
@@ -96,17 +96,17 @@ class Host:
         """Spins for a while, then sleeps, until `called()`; ends the process if its parent is gone."""
         if not self.spin.until(called):
             while not called():
-                sleep_on(self.bell, self.block, control.SLEEPS, called, _LOOK_AROUND_S)
-                if os.getppid() != self.boot.parent:
+                sleep_on(self.event, self.block, control.SLEEPS, called, _LOOK_AROUND_S)
+                if os.getppid() != self.spawn_args.parent:
                     os.killpg(0, signal.SIGKILL)
 
     def read(self, message: Any) -> Any:
         """Executes one message; returns its answer, which `penstock.core.wire` can send."""
         raise NotImplementedError
 
-    def mail(self) -> list[Any]:
+    def mailbox(self) -> list[Any]:
         """Returns the messages that wait."""
-        return _read_mail(self.boot.mail)
+        return _read_mailbox(self.spawn_args.mailbox)
 
     def respond(self, messages: Sequence[Any]) -> None:
         """Executes messages and answers with a list, one item for each; the learner repeats their warnings."""
@@ -118,8 +118,8 @@ class Host:
         """Answers the messages of a command, which then is done."""
         said = [list(pair) for pair in dict.fromkeys((w.category.__name__, str(w.message)) for w in caught)]
         data = _pack({"answer": value, "warnings": said})
-        os.ftruncate(self.boot.report, 0)
-        write_all(self.boot.report, data)
+        os.ftruncate(self.spawn_args.report, 0)
+        write_all(self.spawn_args.report, data)
         self.done()
 
     def taken(self) -> int:
@@ -132,7 +132,7 @@ class Host:
         self.block[control.DONE_COMMAND] = self._number
         fence()
         if self.learner[0]:
-            self.learner_bell.ring()
+            self.learner_event.set()
 
 
 def _pack(value: Any) -> bytes:
@@ -140,5 +140,5 @@ def _pack(value: Any) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-def _read_mail(fd: int) -> Any:
+def _read_mailbox(fd: int) -> Any:
     return unship(read_all(fd, os.fstat(fd).st_size))

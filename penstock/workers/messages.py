@@ -15,28 +15,28 @@ from penstock.envs.pools.settings import PoolSettings
 
 
 @dataclass(frozen=True)
-class Boot:
+class SpawnArgs:
     """Descriptors and numbers on the command line of a worker."""
 
     index: int
     workers: int
     parent: int
     control: int
-    bell: int
-    learner_bell: int
-    mail: int
+    event: int
+    learner_event: int
+    mailbox: int
     report: int
-    slabs: list[int]
+    memory_fds: list[int]
 
     @classmethod
-    def read(cls, text: str) -> Boot:
-        """The boot of this process from its command line; see `penstock.processes.child.Child`."""
+    def read(cls, text: str) -> SpawnArgs:
+        """The spawn arguments of this process from its command line; see `penstock.processes.child.Child`."""
         words = json.loads(text)
         return cls(**{f.name: words[f.name] for f in fields(cls)})
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerSettings:
     """The first message: settings that hold for the whole life of the worker."""
 
     cpus: tuple[int, ...]
@@ -56,20 +56,20 @@ class MakePool:
     seed: int
     shares: tuple[slice | None, ...]
     settings: PoolSettings
-    """Without `mark` and `ledger`, which are of the worker."""
-    ledger: Tree
-    slab: int
+    """Without `activity` and `episode_table`, which are of the worker."""
+    episode_table: Tree
+    memory: int
     first_slot: int = 0
     """Number of the batch's first slot among those of all samplers of the run."""
     keep: bool = False
-    """True for a replacement: it goes on from the ledger instead of clearing it."""
+    """True for a replacement: it goes on from the episode table instead of clearing it."""
     entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
     calls: tuple[Sequence[list[CallRecord]], ...] = ()
     """By part and slot the calls that a new environment repeats; empty for none."""
 
 
-class Acting(NamedTuple):
+class WorkerAgents(NamedTuple):
     """The agents that a worker acts with, one for each policy, their parameters, and the class that runs the loop."""
 
     actor: str
@@ -86,19 +86,19 @@ class Attach:
     """Message: the batches to write; with agents also places of their recurrent states [B, ...]."""
 
     pool: int
-    slab: int
+    memory: int
     batches: list[SampleBatch]
     """One policy after the other in each buffer."""
     states: Tree = None
-    acting: Acting | None = None
-    """The agents to act with, their `parameters` places in `parameter_slab`; None: the worker only steps."""
-    account: Tree = None
-    """Places of the `shares.Account` of environments of many agents."""
-    parameter_slab: int = 0
+    acting: WorkerAgents | None = None
+    """The agents to act with, their `parameters` places in `parameter_memory`; None: the worker only steps."""
+    log_and_turns: Tree = None
+    """WorkerSettingsArgumentss of the `shares.LogAndTurns` of environments of many agents."""
+    parameter_memory: int = 0
 
 
 @dataclass(frozen=True)
-class TakeOver:
+class Resume:
     """Message: take the place of a dead worker, from the last buffer that it wrote (-1: none)."""
 
     pool: int

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.core import trace
 from penstock.core.batch import SampleBatch
-from penstock.core.slab import share
+from penstock.core.shared_memory import share
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.ids import entries_to_ship
@@ -31,14 +31,14 @@ from penstock.envs.pools.settings import DEFAULTS, STEPPING, PoolSettings
 from penstock.envs.seats import Seating
 from penstock.workers import control
 from penstock.workers.batches import SharedBatches
-from penstock.workers.messages import Acting, Attach, Call, MakePool, SetState, TakeOver
-from penstock.workers.shares import Account, at_work, columns, even_split, part_of
+from penstock.workers.messages import Attach, Call, MakePool, Resume, SetState, WorkerAgents
+from penstock.workers.shares import LogAndTurns, at_work, columns, even_split, part_of
 from penstock.workers.supervisor import Workers
 
 TRAINING, EVALUATION = 0, 1
 """Numbers of a sampler's two pools."""
 PARAMETERS = 4
-"""The slab of the agent's parameters; a pool has slabs 2 * number (batches) and 2 * number + 1 (ledger)."""
+"""The shared file of the agent's parameters; a pool has 2 * number (batches) and 2 * number + 1 (episode table)."""
 
 
 class ProcessPool(EnvPool):
@@ -47,7 +47,7 @@ class ProcessPool(EnvPool):
     Args:
         number: TRAINING or EVALUATION. B: slots; of many agents a slot is an environment, with columns for all seats.
         groups: parts that step by themselves. exclusive: never have two of them stepping at a time.
-        settings: without `mark` and `ledger`, which workers add.
+        settings: without `activity` and `episode_table`, which workers add.
         first_slot: number of the first slot among those of all samplers of the run.
     """
 
@@ -85,11 +85,11 @@ class ProcessPool(EnvPool):
         """Slots of each worker in each part; evaluations have none where a worker was dropped."""
         self._owners = [w for w in range(workers.count) if any(self.shares[w])]
         # As before every first episode: a worker may die before it has written its own lines.
-        self._ledger_places, self.ledger = share(
-            workers.slabs[2 * number + 1], np.tile(np.array([-1, -1, 0, 0, 0]), (B, 1)), "the ledger"
+        self._table_places, self.episode_table = share(
+            workers.memory_fds[2 * number + 1], np.tile(np.array([-1, -1, 0, 0, 0]), (B, 1)), "the episode table"
         )
         self._batches: SharedBatches | None = None
-        self._shared: Account | None = None
+        self._shared: LogAndTurns | None = None
         self._attached: Attach | None = None
         self.parameters: list[Tree] = []
         """Parameters of each agent that acts in the workers, in shared memory; to be written only between two
@@ -121,26 +121,26 @@ class ProcessPool(EnvPool):
     def messages(self, w: int, replaces: bool) -> list[Any]:
         out: list[Any] = [self._make(w, replaces)]
         if self._attached is not None:
-            out += [self._attached, *([TakeOver(self._number, self._previous_of(w))] if replaces else [])]
+            out += [self._attached, *([Resume(self._number, self._previous_of(w))] if replaces else [])]
         return out
 
     def whereabouts(self, w: int, block: Any) -> str:
-        mark = block[control.MARK : control.MARK + control.MARK_WORDS].tolist()
-        if mark[5] != self.evaluation:
+        activity = block[control.ACTIVITY : control.ACTIVITY + control.ACTIVITY_WORDS].tolist()
+        if activity[5] != self.evaluation:
             return ""
-        if not mark[1]:
+        if not activity[1]:
             first = self._first_slot
             columns = ", ".join(f"{first + s.start} to {first + s.stop - 1}" for s in self.shares[w] if s)
             return f"between steps of {self._config.name}, slots {columns}"
-        slot = mark[3] + mark[0] - self._first_slot
+        slot = activity[3] + activity[0] - self._first_slot
         action, batches = None, self._batches
-        if mark[1] == STEPPING and batches is not None and batches.current >= 0 and not self._seating.many:
+        if activity[1] == STEPPING and batches is not None and batches.current >= 0 and not self._seating.many:
             (batch,) = batches.buffers[batches.current]
             g = next(g for g, slots in enumerate(self._parts) if slot < slots.stop)
             row = max(block[control.ROWS] if self._collecting else block[control.DONE + g], 0)
             if row < batch.spec.T:
                 action = tree_map(lambda x: x[row, slot].tolist(), batch.action)
-        return at_work(self._config.name, self.seed, mark, self.ledger[slot].tolist(), action)
+        return at_work(self._config.name, self.seed, activity, self.episode_table[slot].tolist(), action)
 
     def lost(self, w: int) -> None:
         self.broken = self.broken or self.evaluation
@@ -178,7 +178,7 @@ class ProcessPool(EnvPool):
             pass  # a worker died of it, and the one in its place has the old episodes
 
     def limit(self, max_steps: int) -> None:
-        self.ledger[:, 3] = max_steps
+        self.episode_table[:, 3] = max_steps
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> ProcessPool:
         settings, parts = self.settings.for_evaluation(B), min(len(self._parts), B)
@@ -226,7 +226,7 @@ class ProcessPool(EnvPool):
         control.fence()
         for block, w in self._members[part]:
             if block[control.SLEEPS]:
-                self._workers.ring(w)
+                self._workers.wake(w)
         self._out.append((part, row + 1))
 
     def recv(self) -> int:
@@ -274,11 +274,11 @@ class ProcessPool(EnvPool):
         return out
 
     def get_state(self) -> PoolState:
-        ledger = self.ledger.tolist()
+        episode_table = self.episode_table.tolist()
         whole = PoolState.resetting(  # of slots without a worker
-            [n for n, *_ in ledger],
+            [n for n, *_ in episode_table],
             calls=[list(mine) for mine in self.calls] if any(self.calls) else [],
-            left=[None if n < 0 else n for _, n, *_ in ledger],
+            left=[None if n < 0 else n for _, n, *_ in episode_table],
             faults=dict(self._workers.faults.counts),
         )
         parts = [
@@ -304,7 +304,7 @@ class ProcessPool(EnvPool):
         self._workers.faults.counts.update(state.faults)
         # First of all: the replacement of a worker that dies of it goes on from here.
         self.calls = [list(mine) for mine in state.calls] or [[] for _ in range(self._B)]
-        self.ledger[:, 0], self.ledger[:, 1] = state.episode, [-1 if n is None else n for n in state.left]
+        self.episode_table[:, 0], self.episode_table[:, 1] = state.episode, [-1 if n is None else n for n in state.left]
 
         def message(shares: Sequence[slice | None]) -> list[Any]:
             states = tuple(None if s is None else state.of(s) for s in shares)
@@ -352,23 +352,23 @@ class ProcessPool(EnvPool):
             self._workers.close()
 
     def place(
-        self, batches: list[SampleBatch], states: Tree, acting: Acting | None = None
+        self, batches: list[SampleBatch], states: Tree, acting: WorkerAgents | None = None
     ) -> tuple[list[SampleBatch], Tree]:
         """Moves the buffers into shared memory, and with `acting` also recurrent states and the agents' parameters."""
         n, T, P, seating = self._number, batches[0].spec.T, len(self.seats), self._seating
-        account = Account.allocate(seating, self._B, T, self.info_keys) if seating.many else None
+        log_and_turns = LogAndTurns.allocate(seating, self._B, T, self.info_keys) if seating.many else None
         where, (batches, states, self._shared) = share(
-            self._workers.slabs[2 * n],
-            (batches, states, account),
+            self._workers.memory_fds[2 * n],
+            (batches, states, log_and_turns),
             f"{len(batches) // P} batch(es) of T={T}, B={self._B}",
         )
         nulls = [spec.null_action for spec in self.specs]
-        self._batches = SharedBatches(batches, self.seats, nulls, self._shared, self.takes_turns, self.ledger)
+        self._batches = SharedBatches(batches, self.seats, nulls, self._shared, self.takes_turns, self.episode_table)
         self.log = None if self._shared is None else self._shared.log
-        attach = Attach(n, 2 * n, where[0], account=where[2])
+        attach = Attach(n, 2 * n, where[0], log_and_turns=where[2])
         if acting is not None:
             parameters, self.parameters = share(
-                self._workers.slabs[PARAMETERS], acting.parameters, "the agents' parameters"
+                self._workers.memory_fds[PARAMETERS], acting.parameters, "the agents' parameters"
             )
             acting = acting._replace(parameters=parameters)
             attach = Attach(n, 2 * n, where[0], where[1], acting, where[2], PARAMETERS)
@@ -376,7 +376,7 @@ class ProcessPool(EnvPool):
         self._workers.call([[attach] if any(shares) else None for shares in self.shares])
         return batches, states
 
-    def disown(self, slot: int, row: int, message: str) -> list[int]:
+    def invalidate(self, slot: int, row: int, message: str) -> list[int]:
         """The worker of a slot failed in a row that broke the contract; returns the slots that lost rows from it on."""
         w = next(w for w in self._owners if any(s is not None and s.start <= slot < s.stop for s in self.shares[w]))
         self._workers.replace_faulty(w, message)
@@ -388,7 +388,7 @@ class ProcessPool(EnvPool):
         return [b for s in mine for b in range(s.start, s.stop)]
 
     def metrics(self) -> dict[str, float]:
-        return self._workers.faults.metrics() | lost_rewards(self.ledger)
+        return self._workers.faults.metrics() | lost_rewards(self.episode_table)
 
     def _ready(self) -> bool:
         for i, (part, row) in enumerate(self._out):
@@ -461,6 +461,6 @@ class ProcessPool(EnvPool):
 
     def _make(self, w: int, keep: bool) -> MakePool:
         n, entries, shares = self._number, entries_to_ship(self._config.name), tuple(self.shares[w])
-        ledger, first = (self._ledger_places, 2 * n + 1), self._first_slot
+        episode_table, first = (self._table_places, 2 * n + 1), self._first_slot
         calls = tuple([] if s is None else self.calls[s] for s in shares) if keep and any(self.calls) else ()
-        return MakePool(n, self._config, self.seed, shares, self.settings, *ledger, first, keep, entries, calls)
+        return MakePool(n, self._config, self.seed, shares, self.settings, *episode_table, first, keep, entries, calls)

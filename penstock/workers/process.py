@@ -13,15 +13,15 @@ from penstock.processes.descriptors import read_all, write_all
 from penstock.processes.fork_client import ForkServer
 from penstock.processes.serialization import CURE, ship
 from penstock.processes.tether import Tether
-from penstock.workers.control import Bell
-from penstock.workers.messages import Start
+from penstock.workers.control import Event
+from penstock.workers.messages import WorkerSettings
 
 DESCRIPTORS = 5
-"""Descriptors of one worker: bell, mail and report, and the crash report and end of its process."""
+"""Descriptors of one worker: event, mailbox and report, and the crash report and end of its process."""
 
 
 @dataclass(frozen=True)
-class Place:
+class StartArguments:
     """Common start arguments of a set of workers: the module they run, tether, mark and descriptors."""
 
     module: str
@@ -35,10 +35,10 @@ class Place:
 class WorkerProcess:
     """The learner's side of one worker; its process may be replaced."""
 
-    def __init__(self, index: int, place: Place) -> None:
-        self.index, self._place = index, place
-        self.bell = Bell()
-        self.mail, self.report = (os.memfd_create(f"penstock-{x}", os.MFD_CLOEXEC) for x in ("mail", "report"))
+    def __init__(self, index: int, arguments: StartArguments) -> None:
+        self.index, self._arguments = index, arguments
+        self.event = Event()
+        self.mailbox, self.report = (os.memfd_create(f"penstock-{x}", os.MFD_CLOEXEC) for x in ("mailbox", "report"))
         self.child: Child | None = None
         self.started, self.up = False, False
         """`started` once a process was there. `up` between the answer to the first message and its end."""
@@ -49,11 +49,11 @@ class WorkerProcess:
     def close(self) -> None:
         """Ends the process, and closes the descriptors."""
         self.release()
-        self.bell.close()
-        for fd in (self.mail, self.report):
+        self.event.close()
+        for fd in (self.mailbox, self.report):
             os.close(fd)
 
-    def launch(self, start: Start) -> None:
+    def launch(self, start: WorkerSettings) -> None:
         """Starts a process, and clears the descriptors of what earlier ones left.
 
         Raises:
@@ -61,29 +61,29 @@ class WorkerProcess:
                 that it was to be forked of has died or hangs.
         """
         self.release()
-        self.bell.drain()
+        self.event.clear()
         os.ftruncate(self.report, 0)
         os.lseek(self.report, 0, os.SEEK_SET)
         self.write(start, path=True)
         self.start_at, self.started = None, True
         self.token, self.moved_at = b"", time.monotonic()
-        place, own = self._place, {"bell": self.bell.fd, "mail": self.mail, "report": self.report}
+        arguments, own = self._arguments, {"event": self.event.fd, "mailbox": self.mailbox, "report": self.report}
         self.child = Child(
-            place.module,
-            f"worker {self.index} of {place.workers}",
-            place.tether,
-            {**place.descriptors, **own},
-            {"index": self.index, "workers": place.workers},
-            mark=f"{place.mark}{self.index:06d}.",
-            forks=place.forks,
+            arguments.module,
+            f"worker {self.index} of {arguments.workers}",
+            arguments.tether,
+            {**arguments.descriptors, **own},
+            {"index": self.index, "workers": arguments.workers},
+            mark=f"{arguments.mark}{self.index:06d}.",
+            forks=arguments.forks,
             cure="use fewer workers, or SerialSampler",
         )
 
     def write(self, message: Any, *, path: bool = False) -> None:
         """Puts a message, or a list of them, where the process reads it once it is told to."""
         data = packed(message, path=path)
-        os.ftruncate(self.mail, 0)
-        write_all(self.mail, data)
+        os.ftruncate(self.mailbox, 0)
+        write_all(self.mailbox, data)
 
     def read_report(self) -> Any:
         """The last report of the process, {"answer": ...} or {"error": ...}; None if there is none, or no whole one."""

@@ -9,49 +9,50 @@ import numpy as np
 
 from penstock.core.batch import ROWS_AND_NEXT, SampleBatch
 from penstock.core.noise import env_seed
-from penstock.core.slab import share
+from penstock.core.shared_memory import share
 from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
 from penstock.envs.pools.messages import last, slot_at, slot_name
-from penstock.envs.pools.pool import LEDGER_WORDS, EpisodeLog
+from penstock.envs.pools.pool import TABLE_WORDS, EpisodeLog
 from penstock.envs.pools.settings import CALLING, CLOSING, MAKING, RESETTING
 from penstock.envs.seats import Seating
 
 
-class Watched(Protocol):
-    """Memory that another process reads while this one's environments are at work, as `Shared`."""
+class WatchedMemory(Protocol):
+    """Memory that another process reads while this one's environments are at work, as `SharedMemory`."""
 
     @property
-    def slab(self) -> int | None:
+    def memory_fd(self) -> int | None:
         """Descriptor of the file that holds the batches; None: they are in this process's own memory."""
         ...
 
     @property
-    def mark(self) -> Any:
+    def activity(self) -> Any:
         """Six words in which a SerialPool notes the activity of its environments."""
         ...
 
-    def ledger(self, B: int, evaluation: bool = False) -> Any:
-        """[B, LEDGER_WORDS] int64: the ledger of a SerialPool with B slots."""
+    def episode_table(self, B: int, evaluation: bool = False) -> Any:
+        """[B, TABLE_WORDS] int64: the episode table of a SerialPool with B slots."""
         ...
 
 
-class Shared(NamedTuple):
+class SharedMemory(NamedTuple):
     """Shared memory of a parent process, into which this process's sampler writes batches and activity."""
 
-    slab: int
+    memory_fd: int
     """Descriptor of the file that holds the batches."""
-    mark: Any
+    activity: Any
     """Six words in which a SerialPool notes the activity of its environments."""
-    ledgers: tuple[int, int] = (-1, -1)
-    """Descriptors of files for the ledgers of a SerialPool and of its evaluations."""
+    episode_tables: tuple[int, int] = (-1, -1)
+    """Descriptors of files for the episode tables of a SerialPool and of its evaluations."""
 
-    def ledger(self, B: int, evaluation: bool = False) -> Any:
-        """[B, LEDGER_WORDS] int64: a SerialPool's ledger, at the start of its file, where the parent reads it."""
-        return share(self.ledgers[evaluation], np.zeros((B, LEDGER_WORDS), np.int64), "the ledger")[1]
+    def episode_table(self, B: int, evaluation: bool = False) -> Any:
+        """[B, TABLE_WORDS] int64: a SerialPool's episode table, at the start of its file, where the parent reads it."""
+        zeros = np.zeros((B, TABLE_WORDS), np.int64)
+        return share(self.episode_tables[evaluation], zeros, "the episode table")[1]
 
 
 @struct
-class Account:
+class LogAndTurns:
     """The part of environments of many agents that is in no batch, by the environments of one ProcessPool."""
 
     log: EpisodeLog
@@ -60,10 +61,10 @@ class Account:
     """[E, 3] int64 of the turn that waits for an action: policy, column of its batch, row; policy -1: none."""
 
     @staticmethod
-    def allocate(seating: Seating, E: int, T: int, info_keys: Sequence[str]) -> Account:
+    def allocate(seating: Seating, E: int, T: int, info_keys: Sequence[str]) -> LogAndTurns:
         """Empty, for batches of T rows."""
         most = seating.most_episodes(T)
-        return Account(EpisodeLog.allocate(E, most, len(seating.agents), info_keys), np.full((E, 3), -1, np.int64))
+        return LogAndTurns(EpisodeLog.allocate(E, most, len(seating.agents), info_keys), np.full((E, 3), -1, np.int64))
 
 
 def columns(envs: slice, seats: int) -> slice:
@@ -126,14 +127,14 @@ def carry_columns(source: SampleBatch, out: SampleBatch, slots: slice) -> None:
         tree_assign(getattr(out, name), (0, slots), getattr(source, name), (-1, slots))
 
 
-def at_work(name: str, seed: int, mark: Sequence[int], ledger: Sequence[int], action: Tree) -> str:
+def at_work(name: str, seed: int, activity: Sequence[int], episode_table: Sequence[int], action: Tree) -> str:
     """Start of a message about a worker that died: its slot and the activity of its environment.
 
     Args:
-        mark, ledger: as `SerialPool` keeps them; of the ledger the slot's line.
+        activity, episode_table: as `SerialPool` keeps them; of the episode table the slot's line.
     """
-    local, doing, _, first, tick, evaluation = mark
-    slot, (episode, _, began, *_) = first + local, ledger
+    local, doing, _, first, tick, evaluation = activity
+    slot, (episode, _, began, *_) = first + local, episode_table
     if doing in (MAKING, CLOSING):
         where = "its construction" if doing == MAKING else "close()"
         return f"{slot_name(name, bool(evaluation), slot)} in {where}"

@@ -1,6 +1,6 @@
 """The learner's side of its worker processes: starts them, waits for them, sees them die, and replaces them.
 
-Nothing here waits without a limit: every wait polls the workers' bells together with their pidfds, and a worker that
+Nothing here waits without a limit: every wait polls the workers' events together with their pidfds, and a worker that
 owes an answer and shows no progress for `step_timeout_s` is killed and counts as dead.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from penstock.core.placement import pin
-from penstock.core.slab import open_slab
+from penstock.core.shared_memory import open_memory
 from penstock.envs.pools.settings import CLOSING, RESETTING, STEPPING
 from penstock.envs.shutdown import is_of_closing, warn_of_closing
 from penstock.processes.descriptors import hold_standard_streams
@@ -24,14 +24,14 @@ from penstock.processes.limits import require_linux, require_room
 from penstock.processes.termination import new_mark
 from penstock.processes.tether import Tether
 from penstock.workers import control
-from penstock.workers.control import SPIN_S, Bell, Control, Spin, outnumbered
+from penstock.workers.control import SPIN_S, Control, Event, Spin, outnumbered
 from penstock.workers.faults import Fault, Faults, fault_of
-from penstock.workers.messages import Start
-from penstock.workers.process import DESCRIPTORS, Place, WorkerProcess
-from penstock.workers.shares import Shared
+from penstock.workers.messages import WorkerSettings
+from penstock.workers.process import DESCRIPTORS, StartArguments, WorkerProcess
+from penstock.workers.shares import SharedMemory
 
-SLABS = 5
-"""Shared files that every worker inherits, empty at first: batches and ledger of two pools, and parameters."""
+SHARED_FILES = 5
+"""Shared files that every worker inherits, empty at first: batches and episode table of two pools, and parameters."""
 _LONGEST_SLEEP_S = 0.25
 _SHUTDOWN_S = 5.0
 
@@ -73,7 +73,7 @@ class Workers:
         cpus: Sequence[tuple[int, ...]] = (),
         computing: int | None = None,
         module: str = "penstock.workers.env_worker",
-        shared: Shared | None = None,
+        shared: SharedMemory | None = None,
         own: tuple[int, ...] = (),
         forked_with: Sequence[str] = (),
     ) -> None:
@@ -84,21 +84,21 @@ class Workers:
         self._timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._allowed = tuple(sorted(os.sched_getaffinity(0)))
         self._cpus = list(cpus) or [self._allowed] * count
-        self._control_fd = open_slab("control")
+        self._control_fd = open_memory("control")
         self.control = Control(self._control_fd, count)
-        self.bell = Bell()
-        self.slabs = [open_slab(f"slab-{i}") for i in range(SLABS)]
+        self.event = Event()
+        self.memory_fds = [open_memory(f"memory_fd-{i}") for i in range(SHARED_FILES)]
         if shared is not None:
-            os.dup2(shared.slab, self.slabs[0], inheritable=False)
-        self._mark: Any = [0] * control.MARK_WORDS if shared is None else shared.mark
+            os.dup2(shared.memory_fd, self.memory_fds[0], inheritable=False)
+        self._activity: Any = [0] * control.ACTIVITY_WORDS if shared is None else shared.activity
         mark = new_mark()
         forks = ForkServer(mark, forked_with, start_timeout_s) if forked_with else None
-        fds = [self._control_fd, self.bell.fd, *self.slabs]
+        fds = [self._control_fd, self.event.fd, *self.memory_fds]
         self.workers: list[WorkerProcess] = []
         self._tether = Tether(self, _end, self.workers, forks, fds)
-        named = {"control": self._control_fd, "learner_bell": self.bell.fd, "slabs": self.slabs}
-        place = Place(module, count, self._tether, mark, named, forks)
-        self.workers += [WorkerProcess(w, place) for w in range(count)]
+        named = {"control": self._control_fd, "learner_event": self.event.fd, "memory_fds": self.memory_fds}
+        arguments = StartArguments(module, count, self._tether, mark, named, forks)
+        self.workers += [WorkerProcess(w, arguments) for w in range(count)]
         self.yields = outnumbered(count + 1 if computing is None else computing)
         self.spin = Spin(SPIN_S, self.yields)
         self.supervised: list[Supervised] = []
@@ -147,7 +147,7 @@ class Workers:
         block[control.COMMAND] += 1
         control.fence()
         if block[control.SLEEPS]:
-            self.workers[w].bell.ring()
+            self.workers[w].event.set()
 
     def wait_for_commands(self, called: Sequence[int], watch: Callable[[], None] | None = None) -> None:
         """Waits until each of these workers has done its command, or died; `watch` is called now and then meanwhile."""
@@ -166,13 +166,13 @@ class Workers:
         Raises:
             EnvWorkerError and its like: a worker died and the policy does not replace it.
         """
-        self._mark[2] += 1
+        self._activity[2] += 1
         if not self.spin.until(ready):
             self._wait(ready)
 
-    def ring(self, w: int) -> None:
+    def wake(self, w: int) -> None:
         """Wakes a worker."""
-        self.workers[w].bell.ring()
+        self.workers[w].event.set()
 
     def close(self) -> None:
         """Ends the processes: asks, then kills. A second call does nothing."""
@@ -189,7 +189,7 @@ class Workers:
         said: list[str] = []
         for worker in self.workers:
             while worker.up and not worker.exited and self._moved(worker, time.monotonic()) < limit:
-                self._mark[2] += 1
+                self._activity[2] += 1
                 time.sleep(0.001)
             if worker.up:
                 self._ended(worker, said)
@@ -197,14 +197,14 @@ class Workers:
         warn_of_closing(said)
 
     def _spawn(self, worker: WorkerProcess) -> None:
-        """A new process with the same descriptors; its bell is drained and its block as if all were done."""
+        """A new process with the same descriptors; its event is cleared and its block as if all were done."""
         messages = [m for work in self.supervised for m in work.messages(worker.index, worker.started)]
         block = self.control.blocks[worker.index]
         for i in range(control.WORDS):
             block[i] = 0
         block[control.COMMAND] = 1
         try:
-            worker.launch(Start(self._cpus[worker.index], self._seed, messages, self.yields))
+            worker.launch(WorkerSettings(self._cpus[worker.index], self._seed, messages, self.yields))
         except (ChildProcessError, ConnectionError, TimeoutError) as error:
             kind = "timeout" if isinstance(error, TimeoutError) else "exit"
             self._replace(worker, Fault(kind, f"worker {worker.index} cannot be started: {error.strerror or error}"))
@@ -234,7 +234,7 @@ class Workers:
         if block[control.COMMAND] == block[control.DONE_COMMAND]:
             self._answer(worker.index, said)
             return
-        if block[control.MARK + 1] != CLOSING:  # it had failed before, while another's fault was on its way
+        if block[control.ACTIVITY + 1] != CLOSING:  # it had failed before, while another's fault was on its way
             return
         what = "has not closed its environments in time and is killed"
         if worker.child is not None and worker.exited:
@@ -255,7 +255,7 @@ class Workers:
                     self._sleep()
             finally:
                 learner[0] = 0
-            self.bell.drain()
+            self.event.clear()
             if not ready():  # a wait that is over asks for nothing, and there is one in every row
                 self._supervise()
 
@@ -274,7 +274,7 @@ class Workers:
 
     def _sleep(self) -> None:
         poll = select.poll()
-        poll.register(self.bell.fd, select.POLLIN)
+        poll.register(self.event.fd, select.POLLIN)
         due = _LONGEST_SLEEP_S
         for worker in self.workers:
             if worker.start_at is not None:
@@ -284,7 +284,7 @@ class Workers:
         poll.poll(due * 1e3)
 
     def _supervise(self) -> None:
-        self._mark[2] += 1
+        self._activity[2] += 1
         now = time.monotonic()
         stood_still_s = max(now - self._looked_at - 2 * _LONGEST_SLEEP_S, 0.0)
         self._looked_at = now
@@ -301,7 +301,7 @@ class Workers:
                 block = self.control.blocks[worker.index]
                 # A message may have environments made, or torch imported.
                 mailed = block[control.CODE] == control.MAIL and block[control.COMMAND] != block[control.DONE_COMMAND]
-                starting = (not worker.up or mailed) and block[control.MARK + 1] not in (RESETTING, STEPPING)
+                starting = (not worker.up or mailed) and block[control.ACTIVITY + 1] not in (RESETTING, STEPPING)
                 limit = self._start_timeout_s if starting else self._timeout_s
                 if self._moved(worker, now) > limit:
                     self._died(

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.actors import addresses
 from penstock.actors.addresses import (
-    Found,
+    ClusterAddress,
     Node,
     find_cluster,
     listeners_of,
@@ -84,7 +84,7 @@ def test_ray_client_is_named() -> None:
 
 
 def test_a_server_that_answers_is_a_cluster(gcs: Server, nodes: list[Node]) -> None:
-    assert find_cluster(gcs.address, 5.0) == Found(gcs.address, True)
+    assert find_cluster(gcs.address, 5.0) == ClusterAddress(gcs.address, True)
     assert gcs.heard[0].startswith(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0")
 
 
@@ -143,7 +143,7 @@ def test_the_loopback_name_of_a_cluster_becomes_the_one_its_nodes_know(
     nodes.append(Node(f"10.0.0.1:{port}", ME, "me"))
     asked: list[str] = []
     monkeypatch.setattr(addresses, "_require_answer", lambda address, *rest: asked.append(address))
-    assert find_cluster(f"{host}:{port}", 5.0) == Found(f"10.0.0.1:{port}", False)
+    assert find_cluster(f"{host}:{port}", 5.0) == ClusterAddress(f"10.0.0.1:{port}", False)
     assert asked == [f"10.0.0.1:{port}"]
 
 

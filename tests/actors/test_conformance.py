@@ -15,7 +15,7 @@ import pytest
 
 from penstock.actors.backend import RunnerError
 from penstock.actors.in_process import InProcess
-from penstock.actors.link import Lent
+from penstock.actors.link import LentDescriptor
 from penstock.actors.on_ray import INLINE_BYTES, Ray
 from penstock.actors.processes import Processes
 from penstock.core.errors import ConfigError
@@ -234,7 +234,7 @@ def test_a_descriptor_can_be_lent_to_several() -> None:
     try:
         runners = [backend.start(Echo, (), f"runner {i}") for i in range(2)]
         for runner in runners:
-            backend.result(backend.call(runner, "lent", Lent(fd), b"ab"), PATIENCE_S)
+            backend.result(backend.call(runner, "lent", LentDescriptor(fd), b"ab"), PATIENCE_S)
         assert os.pread(fd, 10, 0) == b"abab", "all write into one open file"
     finally:
         backend.close()

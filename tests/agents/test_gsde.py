@@ -14,7 +14,7 @@ from penstock.agents.continuous import ControlAgent
 from penstock.agents.gsde import StateDependentHead, StateDependentOutput
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
-from penstock.core.noise import Held, Noise, Purpose, uniform
+from penstock.core.noise import HeldNoise, Noise, Purpose, uniform
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.testing.agents import check_agent
 
@@ -91,7 +91,7 @@ def test_no_gradient_runs_through_the_features_into_the_noise() -> None:
 @pytest.mark.parametrize("steps", [1, 3, None])
 def test_held_noise_is_a_function_of_its_block_whatever_the_batches(steps: int | None) -> None:
     def rows(T: int, batch: int, first: int = 0, B: int = 4) -> np.ndarray[Any, Any]:
-        return Noise(7, Purpose.ACT, batch, first).rows(T, B, 6, held=Held(4, steps))
+        return Noise(7, Purpose.ACT, batch, first).rows(T, B, 6, held=HeldNoise(4, steps))
 
     whole = rows(12, 0)
     assert np.array_equal(whole[:, 1:3], rows(12, 0, first=1, B=2))
@@ -113,7 +113,7 @@ def test_it_is_a_sound_agent(algo: Any) -> None:
     agent = algo.build(BOX).agent
     check_agent(agent, BOX)
     width = 8 * A
-    assert agent.held_noise == Held(width, algo.net.sde_sample_freq)
+    assert agent.held_noise == HeldNoise(width, algo.net.sde_sample_freq)
     assert agent.noise_size == width + (A if isinstance(agent, ControlAgent) else 0)
 
 

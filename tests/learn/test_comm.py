@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.learn.comm import ALONE, GroupComm, meet
+from penstock.learn.comm import SINGLE, GroupComm, meet
 from tests.learn.gloo_rank import ALGO
 from tests.learn.ranks import apart, batches_of, trained
 
@@ -66,7 +66,7 @@ def comm_of_one(tmp_path: Path) -> GroupComm:
 
 
 def test_collectives_of_one(tmp_path: Path) -> None:
-    for comm in (ALONE, comm_of_one(tmp_path)):
+    for comm in (SINGLE, comm_of_one(tmp_path)):
         x = torch.arange(6).reshape(2, 3)
         assert comm.rank == 0 and comm.size == 1
         assert torch.equal(comm.all_reduce(x.clone()), x)

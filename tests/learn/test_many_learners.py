@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.learn.settings import Functions
+from penstock.learn.settings import AlgorithmFunctions
 from tests.learn.ranks import ThreadComm, apart, batches_of, on_ranks, trained
 from tests.params import slow_but
 
@@ -116,7 +116,7 @@ def test_stale_rows_are_counted_over_all_learners() -> None:
 def one_step(loss_fn: Any, agent_fn: Any = ps.actor_critic, optimizer_fn: Any = ps.adam) -> None:
     @dataclass(frozen=True)
     class Own(ps.PPO):
-        functions = Functions(ps.PPO.functions.postprocess, loss_fn, optimizer_fn)
+        functions = AlgorithmFunctions(ps.PPO.functions.postprocess, loss_fn, optimizer_fn)
 
     algo = Own(epochs=1, minibatch=32, net=SMALL, agent=agent_fn)
     spec, batches = batches_of("CartPole-v1", algo, 16, 4, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.learn.columns import Columns
+from penstock.learn.slot_partition import SlotPartition
 from tests.learn.ranks import ThreadComm, apart, batches_of, bounds, on_ranks, trained
 from tests.params import slow_but
 
@@ -221,11 +221,11 @@ def test_shards_and_learners_are_refused() -> None:
 
 def test_columns_of_one_rank_are_its_batch() -> None:
     def work(comm: ThreadComm) -> torch.Tensor:
-        columns = Columns(comm)
-        columns.fit((2, 3)[comm.rank])
-        x = torch.arange(10.0).reshape(2, 5)[:, columns.own]
-        assert np.array_equal(columns.summed(np.array([1.0, comm.rank])), [2.0, 1.0])
-        return columns.joined(x)
+        partition = SlotPartition(comm)
+        partition.fit((2, 3)[comm.rank])
+        x = torch.arange(10.0).reshape(2, 5)[:, partition.local_slots]
+        assert np.array_equal(partition.sum_array(np.array([1.0, comm.rank])), [2.0, 1.0])
+        return partition.gather(x)
 
     for whole in on_ranks(2, work):
         assert torch.equal(whole, torch.arange(10.0).reshape(2, 5))

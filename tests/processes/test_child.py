@@ -32,14 +32,14 @@ MODULE = """
 import json, os, signal, subprocess, sys, time
 
 def main():
-    boot = json.loads(sys.argv[1])
-    do = boot["do"]
+    spawn_args = json.loads(sys.argv[1])
+    do = spawn_args["do"]
     if do == "exit":
         print("out"); print("err", file=sys.stderr, flush=True)
         os._exit(3)
     if do == "leave":
         other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        os.write(boot["pipe"], str(other.pid).encode())
+        os.write(spawn_args["pipe"], str(other.pid).encode())
         os._exit(0)
     if do == "chat":
         for _ in range(3000):
@@ -158,13 +158,20 @@ def test_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_WORKER", "above.")
     owner = Owner()
     tether = Tether(owner, lambda: None)
-    child = Child("some.module", "worker 3", tether, {"bell": 904, "slabs": [910, 911]}, {"index": 3})
+    child = Child("some.module", "worker 3", tether, {"event": 904, "memory_fds": [910, 911]}, {"index": 3})
     assert asked["args"][1:] == ["-P", "-m", "penstock.processes.tie", "some.module", asked["args"][5], "worker 3"]
-    boot = json.loads(asked["args"][5])
-    assert (boot["bell"], boot["slabs"], boot["index"], boot["parent"]) == (904, [910, 911], 3, os.getpid())
-    assert boot["alive"] == tether.fd
+    spawn_args = json.loads(asked["args"][5])
+    assert (spawn_args["event"], spawn_args["memory_fds"], spawn_args["index"], spawn_args["parent"]) == (
+        904,
+        [910, 911],
+        3,
+        os.getpid(),
+    )
+    assert spawn_args["alive"] == tether.fd
     assert (
-        sorted(asked["pass_fds"]) == sorted([904, 910, 911, boot["crash"], tether.fd]) == sorted(descriptors_of(boot))
+        sorted(asked["pass_fds"])
+        == sorted([904, 910, 911, spawn_args["crash"], tether.fd])
+        == sorted(descriptors_of(spawn_args))
     )
     assert (asked["process_group"], asked["stdin"], asked["stdout"]) == (0, -3, None)
     assert {asked["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}

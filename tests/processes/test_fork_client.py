@@ -73,7 +73,7 @@ def pids_of(sampler: Any) -> list[int]:
 
 
 def server_of(sampler: Any) -> int:
-    return sampler.pool._workers.workers[0]._place.forks.process.pid
+    return sampler.pool._workers.workers[0]._arguments.forks.process.pid
 
 
 def wait_for_end(pid: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.replay.columns import Array, Rows
 from penstock.replay.index import FifoIndex, PrioritizedIndex, UniformIndex
-from penstock.replay.replay import Drawing, Replay, ReplaySettings
+from penstock.replay.replay import Replay, ReplaySettings, SampledUnits
 from penstock.replay.storage import Storage
 from penstock.replay.view import Transitions
 from tests.replay.oracle import SPEC, random_batches
@@ -213,7 +213,7 @@ def test_beta_follows_its_schedule_over_the_run_or_in_steps(
     batch = next(random_batches(0, 4, 1, 1))[0]
     batch.valid[...] = True
     replay.append(batch)
-    drawing = Drawing(np.array([2]), np.array([0]), None, np.zeros((1, 0)))
+    drawing = SampledUnits(np.array([2]), np.array([0]), None, np.zeros((1, 0)))
     replay.update_priorities(drawing, np.array([1e3]))
     assert replay.index is not None
     drawn = replay.index.draw(64, rng_of(0))

@@ -12,7 +12,7 @@ from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves
-from penstock.replay.lockstep import LockstepTransitions, Teams
+from penstock.replay.lockstep import LockstepTransitions, TeamPartition
 from penstock.replay.replay import Replay, ReplaySettings
 
 BOX = LeafSpec("box", (1,), "float32")
@@ -188,14 +188,14 @@ def test_learners_share_whole_environments() -> None:
     class TwoLearners:
         """The second of two learners with 4 and 2 columns."""
 
-        total, own = 6, slice(4, 6)
+        total, local_slots = 6, slice(4, 6)
 
-        def whole(self, x: np.ndarray) -> np.ndarray:
+        def gather_array(self, x: np.ndarray) -> np.ndarray:
             return np.concatenate([np.zeros((len(x), 4), x.dtype), x], 1)
 
-    teams = Teams(TwoLearners(), 2)  # pyright: ignore[reportArgumentType]
-    assert (teams.total, teams.own) == (3, slice(2, 3))
-    np.testing.assert_array_equal(teams.whole(np.array([[7], [8]])), [[0, 0, 7], [0, 0, 8]])
+    teams = TeamPartition(TwoLearners(), 2)  # pyright: ignore[reportArgumentType]
+    assert (teams.total, teams.local_slots) == (3, slice(2, 3))
+    np.testing.assert_array_equal(teams.gather_array(np.array([[7], [8]])), [[0, 0, 7], [0, 0, 8]])
 
 
 def test_columns_that_are_no_whole_environments_are_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import LearnerError
 from penstock.core.tree import tree_leaves
 from penstock.replay import prefetch
-from penstock.replay.prefetch import Reading
+from penstock.replay.prefetch import PendingRead
 from penstock.replay.replay import Replay, ReplaySettings, make_view
 from tests.replay.oracle import SPEC, random_batches
 
@@ -24,13 +24,13 @@ def test_a_reading_returns_what_was_read_in_another_thread() -> None:
         seen.append(threading.current_thread())
         return 42
 
-    reading = Reading(read, "a number")
+    reading = PendingRead(read, "a number")
     assert reading.result() == 42 and reading.settle() and reading.result() == 42
     assert seen == [seen[0]] and seen[0] is not threading.current_thread() and seen[0].daemon
 
 
 def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
-    reading = Reading(lambda: 1 // 0, "nothing")
+    reading = PendingRead(lambda: 1 // 0, "nothing")
     assert reading.settle()
     with pytest.raises(ZeroDivisionError):
         reading.result()
@@ -39,7 +39,7 @@ def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
 def test_a_reading_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "READ_TIMEOUT_S", 0.02)
     let_go = threading.Event()
-    reading = Reading(lambda: let_go.wait(20), "a batch in /slow")
+    reading = PendingRead(lambda: let_go.wait(20), "a batch in /slow")
     assert not reading.settle()
     with pytest.raises(LearnerError, match=r"^a batch in /slow was not read within 0\.02 s; resume"):
         reading.result()

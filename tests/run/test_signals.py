@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.run.signals import Unfailing, ending_signals, handling
+from penstock.run.signals import UnfailingStream, ending_signals, handling
 from tests.cli.short import SHORT, metrics
 from tests.run.cartpole import at
 
@@ -118,7 +118,7 @@ def test_a_display_that_nobody_takes_stops_no_run(tmp_path: Path, monkeypatch: p
 
 def test_a_stream_that_fails_is_passed_over(tmp_path: Path) -> None:
     with (tmp_path / "text").open("w") as good:
-        stream = Unfailing(good)
+        stream = UnfailingStream(good)
         assert stream.write("abc") == 3
         assert stream.fileno() == good.fileno()
         assert not stream.isatty()
@@ -128,7 +128,7 @@ def test_a_stream_that_fails_is_passed_over(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     broken = os.fdopen(writes, "w")
-    stream = Unfailing(broken)
+    stream = UnfailingStream(broken)
     for _ in range(3):
         assert stream.write("x" * 9_000) == 9_000
     stream.flush()

@@ -16,9 +16,9 @@ from penstock.samplers.async_process import AsyncHost
 from penstock.testing.pools import echo_config
 from penstock.testing.samplers import EchoAgent, bits
 from penstock.workers import control
-from penstock.workers.control import Bell, Control
+from penstock.workers.control import Control, Event
 from penstock.workers.faults import Faults
-from penstock.workers.messages import Boot, Start
+from penstock.workers.messages import SpawnArgs, WorkerSettings
 
 SEED, T, B = 4, 8, 3
 
@@ -33,13 +33,13 @@ class Here:
         self.eager, self.up, self.closed = eager, True, 0
         self.faults, self.workers = Faults("auto"), [self]
         self.fds = [os.memfd_create("penstock-test") for _ in range(8)]
-        self.slabs = self.fds[:5]
-        self.bells = Bell(), Bell()
-        wakes, wakes_learner = (bell.fd for bell in self.bells)
-        page, mail, report = self.fds[5:]
-        boot = Boot(0, 1, os.getpid(), page, wakes, wakes_learner, mail, report, list(self.slabs))
+        self.memory_fds = self.fds[:5]
+        self.events = Event(), Event()
+        wakes, wakes_learner = (event.fd for event in self.events)
+        page, mailbox, report = self.fds[5:]
+        spawn_args = SpawnArgs(0, 1, os.getpid(), page, wakes, wakes_learner, mailbox, report, list(self.memory_fds))
         self.control = Control(page, 1)
-        self.host, self.rings = AsyncHost(boot, Start((), 0, [])), 0
+        self.host, self.rings = AsyncHost(spawn_args, WorkerSettings((), 0, [])), 0
 
     def start(self, live: Any) -> Any:
         return [[self.host.read(message) for message in live.messages(0, False)]]
@@ -56,15 +56,15 @@ class Here:
             assert block[control.SENT] > block[control.DONE], "it waits for a batch that nobody may collect"
             self.host.collect(block[control.DONE])
 
-    def ring(self, w: int) -> None:
+    def wake(self, w: int) -> None:
         self.rings += 1
 
     def close(self) -> None:
         self.closed += 1
         if self.closed == 1:
             self.host.inner.shutdown()
-            for bell in self.bells:
-                bell.close()
+            for event in self.events:
+                event.close()
             for fd in self.fds:
                 os.close(fd)
 

@@ -17,7 +17,7 @@ from penstock.envs.make import EnvConfig
 from penstock.samplers import cpu
 from penstock.samplers.actor import DETERMINISTIC, Actor
 from penstock.testing.samplers import EchoAgent
-from penstock.workers.shares import Shared
+from penstock.workers.shares import SharedMemory
 
 
 def test_groups_with_a_cpu_sampler_name_the_sampler_that_has_them() -> None:
@@ -106,11 +106,11 @@ def test_workers_are_told_of_their_places_seed_and_policy(monkeypatch: pytest.Mo
     monkeypatch.setattr(cpu, "Workers", lambda *args, **named: told.append((args, named)))
     placement = ps.Placement(workers=((0,), (1,)), server=(2, 3), learner=(3, 4))
     settings = ps.CpuSampler(8, 4, 2, step_timeout_s=7, start_timeout_s=9, fault_policy="drop", affinity=placement)
-    settings.start_workers(EnvConfig("CartPole-v1"), 5, 3, Shared(11, None))
+    settings.start_workers(EnvConfig("CartPole-v1"), 5, 3, SharedMemory(11, None))
     (count, seed, faults, step_s, start_s, cpus, computing), named = told.pop()
     assert (count, seed, step_s, start_s, cpus, computing) == (2, 5, 7, 9, ((0,), (1,)), 3)
     assert faults.policy == "drop"
-    assert named == {"shared": Shared(11, None), "own": (2, 3, 4), "forked_with": ()}
+    assert named == {"shared": SharedMemory(11, None), "own": (2, 3, 4), "forked_with": ()}
     ps.GpuSampler().start_workers(EnvConfig("CartPole-v1"), 5, 3, None)
     (*_, cpus, _), named = told.pop()
     assert (cpus, named) == ((), {"shared": None, "own": (), "forked_with": ()})

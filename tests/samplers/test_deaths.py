@@ -103,7 +103,7 @@ def test_a_worker_that_dies_while_a_run_is_resumed_repeats_no_episode(kind: str,
 
 @pytest.mark.slow
 def test_a_worker_that_dies_before_its_first_episode_twice_does_not_idle(tmp_path: Path) -> None:
-    """Its replacement knows only what the shared ledger says, which the dead one never wrote."""
+    """Its replacement knows only what the shared episode table says, which the dead one never wrote."""
     sampler = started(KINDS["cpu"], crash("sigkill", "init", tmp_path / "once"))
     os.kill(sampler.pool._workers.workers[0].child.pid, signal.SIGKILL)
     valid = [sampler.obtain_samples(itr)[0].valid.any(0) for itr in range(3)]
@@ -199,7 +199,7 @@ def test_the_process_of_an_async_cpu_sampler_shows_that_it_waits_for_its_workers
     assert sampler._workers._timeout_s == LIMIT_S
     sampler.obtain_samples(0)
     sampler.obtain_samples(1)
-    assert sampler._block[control.MARK + 2] >= 2
+    assert sampler._block[control.ACTIVITY + 2] >= 2
     sampler.shutdown()
 
 

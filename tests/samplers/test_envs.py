@@ -175,7 +175,7 @@ def everything(sampler: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:.*replaced", "ignore:.*they go on")
 @pytest.mark.parametrize("place", ["cpu", *slow(*[x for x in KILLED if x != "cpu"])])
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("before", [0, 3, -3], ids=["first", "later", "resumed"])
 def test_a_replacement_has_had_all_calls(place: str, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.0)
     mine = descendants()

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
-from penstock.samplers.accounts import slots as slots_module
-from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.trackers import slots as slots_module
+from penstock.samplers.trackers.slots import EpisodeStats
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
 KEYS = ("is_success", "height")

@@ -90,7 +90,7 @@ def test_native_environments_step_in_groups_without_a_worker(sampler: Any, monke
     settings = sampler(8, 6, step_timeout_s=7.0)
     live = settings.build(Takes, 5, share=ps.Share(6, 12))
     live.shutdown()
-    expected = {"exclusive": not settings.overlap, "step_timeout_s": 7.0, "first_slot": 6, "mark": None}
+    expected = {"exclusive": not settings.overlap, "step_timeout_s": 7.0, "first_slot": 6, "activity": None}
     assert made == [((5, 6, settings.groups), expected)]
 
 

@@ -8,7 +8,7 @@ from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.pools.slot_start import thinned
-from penstock.samplers.accounts.slots import Journal, JournalViews
+from penstock.samplers.trackers.slots import Journal, JournalViews
 
 CHOICE = LeafSpec("discrete", (), "int64", sizes=(100,))
 ARM = LeafSpec("box", (2,), "float32")

@@ -22,7 +22,7 @@ from penstock.samplers.offline_live import OfflineLive
 from penstock.testing.pools import echo_config
 from penstock.testing.records import RecordCheck
 from penstock.testing.samplers import EchoAgent
-from penstock.workers.shares import Shared
+from penstock.workers.shares import SharedMemory
 from tests.slow import slow
 
 FIELDS = ("obs", "first", "prev_action", "prev_reward", "terminated", "truncated", "valid")
@@ -251,7 +251,7 @@ def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"other spaces than .*Counter: low of obs is|shape of obs is \(3,\)"):
         ps.OfflineSampler(str(path)).build(Counter)
     with pytest.raises(ConfigError, match="leaves nothing to overlap"):
-        ps.OfflineSampler(str(path)).build(echo_config(), 0, shared=Shared(3, None))
+        ps.OfflineSampler(str(path)).build(echo_config(), 0, shared=SharedMemory(3, None))
     file = path / "000000" / "reward.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ConfigError, match=r"reward.npy is damaged"):

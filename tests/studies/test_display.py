@@ -19,7 +19,7 @@ from tests.studies.test_study import queue_of
 
 def ended(queue: Study, display: StudyDisplay, score: float) -> None:
     """The next trial, from its start to its score, as the launcher tells of it."""
-    run = queue.take()
+    run = queue.ask()
     assert run is not None
     run.status, run.attempts = "running", run.attempts + 1
     display.started(run, 0)

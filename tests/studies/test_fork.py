@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.files.stored_experiment import CONFIG, read_json
 from penstock.studies.fork import fork_run
-from penstock.studies.tune import opened, prepared, search_settings
+from penstock.studies.tune import locked_study, prepared, search_settings
 
 ALGOS: dict[str, Any] = {
     "ppo": ps.PPO(minibatch=32, epochs=2, net=ps.Net(hidden=(16,), normalize_obs=True), optimizer="rmsprop"),
@@ -111,9 +111,9 @@ def test_parameters_alone_are_a_run_that_trials_start_from(tmp_path: Path) -> No
     source = ps.train(exp).policy.agent.state_dict()
     space = {"algo.lr": [1e-3, 1e-2]}
     found = search_settings(prepared(exp), space, "none", 2, None, "max", "random", None, 3, True, tmp_path / "a")
-    with opened([prepared(exp)], found, tmp_path / "search") as queue:
+    with locked_study([prepared(exp)], found, tmp_path / "search") as queue:
         shutil.rmtree(tmp_path / "a")
-        run = queue.take()
+        run = queue.ask()
         assert run is not None
         command = queue.command(run)
     kept = tmp_path / "search" / "init"
@@ -121,7 +121,7 @@ def test_parameters_alone_are_a_run_that_trials_start_from(tmp_path: Path) -> No
     copy = ps.load(kept).agent.state_dict()
     assert copy.keys() == source.keys()
     assert all(torch.equal(x, source[name]) for name, x in copy.items())
-    with opened([prepared(exp)], found, tmp_path / "search"):  # the run itself is needed no more
+    with locked_study([prepared(exp)], found, tmp_path / "search"):  # the run itself is needed no more
         pass
     for other, said in (
         (exp, r"--init .*init does not suit --search algo\.net\.hidden, at \(16,\)"),
@@ -129,6 +129,6 @@ def test_parameters_alone_are_a_run_that_trials_start_from(tmp_path: Path) -> No
     ):
         wide = {"algo.net.hidden": [(8,), (16,)]} if other is exp else space
         found = search_settings(prepared(other), wide, "none", 2, None, "max", "random", None, 3, True, kept)
-        with pytest.raises(ps.CheckpointError, match=said), opened([prepared(other)], found, tmp_path / "other"):
+        with pytest.raises(ps.CheckpointError, match=said), locked_study([prepared(other)], found, tmp_path / "other"):
             pass
     assert not (tmp_path / "other").exists()

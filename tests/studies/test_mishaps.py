@@ -17,7 +17,7 @@ from penstock.studies.schedulers import Decision
 from penstock.studies.slots.launcher import Launcher
 from penstock.studies.study import open_study
 from penstock.studies.study_file import BASE, SETTINGS, STATE
-from penstock.studies.tune import execute, opened, prepared, search_settings
+from penstock.studies.tune import execute, locked_study, prepared, search_settings
 from tests.studies.slots.fakes import Seen
 from tests.studies.test_study import EXP, FAKE, begun, legs, queue_of, settings, slots, stand_in, work
 
@@ -90,7 +90,10 @@ def test_damage_is_named_by_both_commands_and_no_other_folder_is_touched(
     change(odd, harm)
     with pytest.raises(CheckpointError, match=r"study\.json is damaged.*begin anew with another --dir"):
         Launcher(open_study(odd, confirm=1), slots(), Seen()).work()
-    with pytest.raises(CheckpointError, match=r"study\.json is damaged"), opened([prepared(EXP)], settings(), odd):
+    with (
+        pytest.raises(CheckpointError, match=r"study\.json is damaged"),
+        locked_study([prepared(EXP)], settings(), odd),
+    ):
         pass
     assert Path("thesis").is_dir()
 
@@ -99,22 +102,25 @@ def test_a_search_killed_while_it_began_begins_again_by_the_same_command(odd: Pa
     queue_of(odd, trials=1, scheduler="none", interval=None).save()
     alone = settings(trials=1, scheduler="none", interval=None)
     with pytest.raises(ConfigError, match="suggest was 'random' and is 'tpe'"):
-        with opened([prepared(EXP)], settings(trials=1, scheduler="none", interval=None, suggest="tpe"), odd):
+        with locked_study([prepared(EXP)], settings(trials=1, scheduler="none", interval=None, suggest="tpe"), odd):
             pass
-    with opened([prepared(EXP)], alone, odd) as queue:
+    with locked_study([prepared(EXP)], alone, odd) as queue:
         assert execute(queue, 1, Seen()).best is not None
     begun(odd / "other")
     shutil.rmtree(odd / "other" / SETTINGS / BASE)
-    with pytest.raises(CheckpointError, match=r"config\.json"), opened([prepared(EXP)], settings(), odd / "other"):
+    with (
+        pytest.raises(CheckpointError, match=r"config\.json"),
+        locked_study([prepared(EXP)], settings(), odd / "other"),
+    ):
         pass
 
 
 def test_another_metric_leaves_the_search_ones_own(odd: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with opened([prepared(EXP)], settings(metric="eval/mean_rewrad"), odd) as queue:
+    with locked_study([prepared(EXP)], settings(metric="eval/mean_rewrad"), odd) as queue:
         with pytest.raises(ConfigError, match="did you mean"):
             Launcher(queue, slots(), Seen()).work()
-    with opened([prepared(EXP)], settings(), odd):
+    with locked_study([prepared(EXP)], settings(), odd):
         pass
     assert open_study(odd).search.settings.metric == "eval/mean_reward"
 
@@ -128,7 +134,7 @@ def test_two_that_begin_in_one_folder_do_not_overwrite_each_other(odd: Path, mon
 
     monkeypatch.setattr(plan, "check_apart", slow)
     with pytest.raises(ConfigError, match="another study has begun in it"):
-        with opened([prepared(EXP)], settings(suggest="tpe"), odd):
+        with locked_study([prepared(EXP)], settings(suggest="tpe"), odd):
             pass
     assert json.loads((odd / STATE).read_text())["settings"]["suggest"] == "random"
 
@@ -140,7 +146,7 @@ def contradicting(scheduler: str, interval: int) -> Any:
 
 
 def test_trials_go_on_where_the_last_proposals_contradict(odd: Path) -> None:
-    with opened([prepared(IMPALA)], contradicting("asha", 100), odd) as queue:
+    with locked_study([prepared(IMPALA)], contradicting("asha", 100), odd) as queue:
         execute(queue, 1, Seen())
         assert queue.search.trials[-1].state == "failed"
         assert queue.search.over
@@ -149,13 +155,13 @@ def test_trials_go_on_where_the_last_proposals_contradict(odd: Path) -> None:
 
 
 def test_members_are_copied_where_the_last_proposals_contradict(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened([prepared(IMPALA)], contradicting("pbt", 300), odd) as queue:
-        first = queue.take()
+    with locked_study([prepared(IMPALA)], contradicting("pbt", 300), odd) as queue:
+        first = queue.ask()
         assert first is not None
         queue.search.tell(queue.search.trials[0], 1.0)  # what `ended` does, without a process
         followed = list[Decision]()
         monkeypatch.setattr(queue, "follow", followed.extend)
-        while (trial := len(queue.search.trials)) < 4 and queue.take() is not None:
+        while (trial := len(queue.search.trials)) < 4 and queue.ask() is not None:
             queue.search.tell(queue.search.trials[trial], 1.0)
         assert [d.trial.number for d in followed if d.copy_of is not None]
         assert {d.trial.number for d in followed} == {0, 1, 2, 3}

@@ -28,7 +28,7 @@ def test_three_pictures_of_a_search(scheduler: str, tmp_path: Path) -> None:
 def test_pictures_for_which_there_is_no_data_are_left_out(tmp_path: Path) -> None:
     found = search(trials=9)
     assert draw_search(tmp_path, found) == ()
-    trial = found.take()
+    trial = found.ask()
     assert trial is not None
     found.tell(trial, 1.0)
     assert [path.name for path in draw_search(tmp_path, found)] == ["history.png"]

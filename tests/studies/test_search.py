@@ -68,7 +68,7 @@ def test_milestones_that_cannot_be_are_refused(change: dict[str, Any], message: 
 def test_complete_rungs_halve_by_the_score() -> None:
     found = search(scheduler="asha", trials=9)
     order: list[tuple[int, int]] = []
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         order.append((trial.number, trial.goal))
         found.tell(trial, float(trial.number) if trial.goal < 9 else float(-trial.number))
     # Nine to the first rung, the best three to the second, the best of these to the third and to the end.
@@ -81,7 +81,7 @@ def test_complete_rungs_halve_by_the_score() -> None:
 def test_equal_scores_go_by_number_and_none_or_not_a_number_go_last() -> None:
     found = search(scheduler="asha", trials=6)
     scores = {0: None, 1: math.nan, 2: 1.0, 3: 1.0, 4: 1.0, 5: -5.0}
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         found.tell(trial, scores[trial.number])
     assert [max(t.scores) for t in found.trials] == [1, 1, 27, 3, 1, 1]
     assert found.trials[1].scores == {1: None}
@@ -89,7 +89,7 @@ def test_equal_scores_go_by_number_and_none_or_not_a_number_go_last() -> None:
 
 def test_a_smaller_score_may_be_better() -> None:
     found = search(scheduler="asha", trials=3, mode="min")
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         found.tell(trial, float(trial.number))
     assert states(found) == ["finished", "pruned", "pruned"]
     assert found.best is found.trials[0]
@@ -97,7 +97,7 @@ def test_a_smaller_score_may_be_better() -> None:
 
 def test_few_trials_still_send_one_to_the_end_and_failed_ones_count_as_arrived() -> None:
     found = search(scheduler="asha", trials=2)
-    first = found.take()
+    first = found.ask()
     assert first is not None
     found.fail(first, "its environment died")
     trained(found)
@@ -114,7 +114,7 @@ def test_a_rung_without_a_score_ends_the_search() -> None:
 def test_asynchronous_promotions_wait_for_no_rung() -> None:
     found = search(scheduler="asha", trials=9, synchronous=False)
     order: list[tuple[int, int]] = []
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         order.append((trial.number, trial.goal))
         found.tell(trial, float(trial.number))
     # The third to arrive is the best of three, and goes on before the fourth begins.
@@ -130,7 +130,7 @@ def test_two_at_a_time_give_each_leg_out_once_whatever_the_order() -> None:
         running: list[Trial] = []
         legs: list[tuple[int, int]] = []
         for k in range(200):
-            while len(running) < 3 and (trial := found.take()) is not None:
+            while len(running) < 3 and (trial := found.ask()) is not None:
                 legs.append((trial.number, trial.goal))
                 running.append(trial)
             if not running:
@@ -148,7 +148,7 @@ def test_two_at_a_time_give_each_leg_out_once_whatever_the_order() -> None:
 def test_the_median_ends_what_is_below_it() -> None:
     found = search(scheduler="median", trials=7, steps=30, interval=10)
     table = {0: (1, 1, 1), 1: (2, 2, 2), 2: (3, 3, 3), 3: (4, 4, 4), 4: (2, 9, 9), 5: (3, 2, 9), 6: (2.5, 3, 3)}
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         found.tell(trial, table[trial.number][trial.goal // 10 - 1])
     # 4: its 2 is below 2.5, the median of 1 2 3 4. 5: 3 is not below 2 (of 1 2 2 3 4); at 20 its best is still 3.
     # 6: 2.5 equals the median of 1 2 2 3 3 4, and at 20 its best, 3, is above that of the averages.
@@ -162,7 +162,7 @@ def test_the_median_ends_what_is_below_it() -> None:
 def test_the_worst_copy_the_best_and_explore_near_them() -> None:
     found = search(scheduler="pbt", trials=8, steps=30, interval=10)
     for n in range(8):
-        trial = found.take()
+        trial = found.ask()
         assert trial is not None
         assert (trial.number, trial.goal) == (n, 10)
         before = {t.number: dict(t.values) for t in found.trials}
@@ -193,7 +193,7 @@ def test_each_generation_explores_anew() -> None:
     factors: list[float] = []
     for _ in (10, 20):
         for _ in range(2):
-            trial = found.take()
+            trial = found.ask()
             assert trial is not None
             made = found.tell(trial, float(-trial.number))
         copy = next(d for d in made if d.copy_of is not None)
@@ -204,23 +204,23 @@ def test_each_generation_explores_anew() -> None:
 
 def test_the_trial_that_came_farthest_goes_first() -> None:
     found = search(scheduler="asha", trials=3)
-    for trial in (found.take(), found.take(), found.take()):
+    for trial in (found.ask(), found.ask(), found.ask()):
         assert trial is not None
         trial.state = "waiting"
     found.trials[1].goal = 3
-    order = [found.take() for _ in range(3)]
+    order = [found.ask() for _ in range(3)]
     assert [None if trial is None else trial.number for trial in order] == [1, 0, 2]
 
 
 def test_a_member_that_failed_is_replaced_and_a_population_that_failed_ends() -> None:
     found = search(scheduler="pbt", trials=4, steps=30, interval=10)
     for n in range(4):
-        trial = found.take()
+        trial = found.ask()
         assert trial is not None
         found.fail(trial, "died") if n == 2 else found.tell(trial, float(-n))
     assert found.trials[2].state == "waiting"
     assert found.trials[2].copies[0]["of"] == 0
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         found.fail(trial, "died")
     assert states(found) == ["failed"] * 4
     assert found.over
@@ -228,7 +228,7 @@ def test_a_member_that_failed_is_replaced_and_a_population_that_failed_ends() ->
 
 def test_pbt_copies_nobody_where_nobody_has_a_score() -> None:
     found = search(scheduler="pbt", trials=4, steps=30, interval=10)
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         found.fail(trial, "died") if trial.number == 1 else found.tell(trial, None)
     assert states(found) == ["finished", "failed", "finished", "finished"]
     assert [t.copies for t in found.trials] == [[]] * 4
@@ -237,7 +237,7 @@ def test_pbt_copies_nobody_where_nobody_has_a_score() -> None:
 
 def test_pbt_copies_none_of_the_best_without_a_score() -> None:
     found = search(scheduler="pbt", trials=8, steps=20, interval=10)
-    while (trial := found.take()) is not None and trial.goal == 10:
+    while (trial := found.ask()) is not None and trial.goal == 10:
         found.tell(trial, 1.0 if trial.number == 5 else None)
     assert [[c["of"] for c in t.copies] for t in found.trials] == [[]] * 6 + [[5]] * 2
 
@@ -280,12 +280,12 @@ def test_proposals_follow_seed_number_and_scores() -> None:
     space = read_space({**SPACE, "algo.epochs": "int(1, 9)", "algo.clip": "choice(0.1, 0.2)"})
     found = search(space={**SPACE, "algo.epochs": "int(1, 9)", "algo.clip": "choice(0.1, 0.2)"}, trials=14)
     trained(found)
-    tpe = [propose(space, found.trials[:n], found.worth, "tpe", 1) for n in (0, 12, 12)]
+    tpe = [propose(space, found.trials[:n], found.objective, "tpe", 1) for n in (0, 12, 12)]
     assert tpe[1] == tpe[2] != tpe[0]
-    assert tpe[1] != propose(space, found.trials[:12], found.worth, "tpe", 2)
+    assert tpe[1] != propose(space, found.trials[:12], found.objective, "tpe", 2)
     for trial in found.trials:
         trial.scores = {27: -score(trial.values, 27)}
-    assert propose(space, found.trials[:12], found.worth, "tpe", 1) != tpe[1]
+    assert propose(space, found.trials[:12], found.objective, "tpe", 1) != tpe[1]
     assert all(space[path].holds(value) for path, value in tpe[1].values.items())
 
 
@@ -298,7 +298,7 @@ def tried_in_vain(how: str, **settings: Any) -> int:
 
     space = {"algo.lr": "loguniform(1e-6, 1e-1)"}
     found = search(valid, space=space, steps=90, trials=45, **{"suggest": "tpe", **settings})
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         if trial.values["algo.lr"] <= 1e-3:
             found.tell(trial, trial.goal - (math.log10(trial.values["algo.lr"]) + 3.5) ** 2)
         elif how == "no score":
@@ -381,17 +381,17 @@ def test_choices_that_optuna_cannot_hold() -> None:
 )
 def test_samplers_that_no_search_can_ask_are_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        search(suggest=f"{TOYS}:{name}", space=GRID).take()
+        search(suggest=f"{TOYS}:{name}", space=GRID).ask()
 
 
 def test_pickles_in_the_notes_of_a_trial_are_refused() -> None:
     found = search(suggest=f"{TOYS}:genetic")
-    trial = found.take()
+    trial = found.ask()
     assert trial is not None
     trial.notes = {"trial": {"cma:optimizer:0": "80049529"}}
     found.tell(trial, 1.0)
     with pytest.raises(ConfigError, match="pickle"):
-        found.take()
+        found.ask()
 
 
 def test_tpe_finds_what_random_draws_miss() -> None:

@@ -23,7 +23,7 @@ from penstock.studies.schedulers import Decision
 from penstock.studies.slots.launcher import Launcher
 from penstock.studies.study import Study, make_study, open_study
 from penstock.studies.study_file import STATE
-from penstock.studies.tune import execute, opened, prepared, search_settings
+from penstock.studies.tune import execute, locked_study, prepared, search_settings
 from tests.studies.slots import fakes
 from tests.studies.slots.fakes import Seen
 
@@ -108,7 +108,7 @@ def begun(folder: Path) -> Study:
     """A search whose first trial has a score, without a process."""
     queue = queue_of(folder)
     queue.begin()
-    trial = queue.search.take()
+    trial = queue.search.ask()
     assert trial is not None
     queue.search.tell(trial, 1.0)
     queue.save()
@@ -134,7 +134,7 @@ def test_trials_stop_at_rungs_and_go_on_from_there(fake: Path) -> None:
         assert stored["run"]["dir"] == str(fake / trial.run.name)
     again = open_study(fake)
     assert again.search.trials == queue.search.trials
-    assert again.take() is None
+    assert again.ask() is None
 
 
 def test_the_last_leg_has_no_stop_rule(fake: Path) -> None:
@@ -186,15 +186,15 @@ def test_a_score_that_is_no_number_is_the_worst(fake: Path, monkeypatch: pytest.
 
 
 def test_a_metric_that_no_run_has_is_named_and_may_be_changed_then(fake: Path) -> None:
-    with opened([prepared(EXP)], settings(metric="eval/mean_rewrad"), fake) as queue:
+    with locked_study([prepared(EXP)], settings(metric="eval/mean_rewrad"), fake) as queue:
         with pytest.raises(ConfigError, match="did you mean 'eval/mean_reward'"):
             Launcher(queue, slots(), Seen()).work()
-    with opened([prepared(EXP)], settings(), fake) as queue:
+    with locked_study([prepared(EXP)], settings(), fake) as queue:
         assert [t.state for t in queue.search.trials] == ["waiting"]
         Launcher(queue, slots(), Seen()).work()
         assert queue.search.over
     with pytest.raises(ConfigError, match="metric was 'eval/mean_reward' and is 'rollout/ep_rew_mean'"):
-        with opened([prepared(EXP)], settings(metric="rollout/ep_rew_mean"), fake):
+        with locked_study([prepared(EXP)], settings(metric="rollout/ep_rew_mean"), fake):
             pass
 
 
@@ -255,7 +255,7 @@ def test_the_folder_of_another_search_is_left_alone(fake: Path, change: dict[str
     begun(fake)
     before = (fake / STATE).read_bytes()
     exp = prepared(change.pop("exp", EXP))
-    with pytest.raises(ConfigError, match=message), opened([exp], settings(exp, **change), fake):
+    with pytest.raises(ConfigError, match=message), locked_study([exp], settings(exp, **change), fake):
         pass
     assert (fake / STATE).read_bytes() == before
 
@@ -263,13 +263,19 @@ def test_the_folder_of_another_search_is_left_alone(fake: Path, change: dict[str
 def test_a_folder_of_something_else_and_one_that_cannot_be_written_are_named(fake: Path) -> None:
     fake.mkdir()
     (fake / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"is not empty and holds no study\.json"), opened([EXP], settings(), fake):
+    with (
+        pytest.raises(ConfigError, match=r"is not empty and holds no study\.json"),
+        locked_study([EXP], settings(), fake),
+    ):
         pass
     Path("file").touch()
     with pytest.raises((ConfigError, CheckpointError), match=r"Choose another --dir|can be written"):
-        with opened([EXP], settings(), Path("file")):
+        with locked_study([EXP], settings(), Path("file")):
             pass
-    with pytest.raises((ConfigError, CheckpointError), match="file"), opened([EXP], settings(), Path("file/below")):
+    with (
+        pytest.raises((ConfigError, CheckpointError), match="file"),
+        locked_study([EXP], settings(), Path("file/below")),
+    ):
         pass
     with pytest.raises(CheckpointError, match=r"holds no study\.json"):
         open_study(Path("nowhere"))
@@ -329,14 +335,14 @@ def test_a_scheduler_without_a_metric_is_refused() -> None:
 def test_pbt_refuses_what_a_run_that_has_begun_cannot_change(fake: Path, path: str) -> None:
     forms = {"algo.net.hidden": "choice([8], [16])", "algo.optimizer": "choice(adam, rmsprop)"}
     found = settings(space={path: forms.get(path, "choice(16, 32)")}, scheduler="pbt", interval=200)
-    with pytest.raises(ConfigError, match=f"--search {path} with --scheduler pbt"), opened([EXP], found, fake):
+    with pytest.raises(ConfigError, match=f"--search {path} with --scheduler pbt"), locked_study([EXP], found, fake):
         pass
     assert not fake.exists()
 
 
 def test_a_copy_whose_settings_contradict_counts_as_failed(fake: Path) -> None:
     queue = queue_of(fake, scheduler="pbt", interval=200)
-    trials = [queue.search.take() for _ in range(2)]
+    trials = [queue.search.ask() for _ in range(2)]
     assert trials[0] is not None
     assert trials[1] is not None
     trials[1].values = {"algo.lr": -1.0}

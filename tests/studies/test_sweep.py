@@ -16,7 +16,7 @@ from penstock.studies.space import grid_names, grid_values, read_space, split_va
 from penstock.studies.study import open_study
 from penstock.studies.study_file import STATE, stored_modules
 from penstock.studies.trial import has_checkpoint
-from penstock.studies.tune import opened, prepared, sweep_settings
+from penstock.studies.tune import locked_study, prepared, sweep_settings
 from tests.studies.slots import fakes
 from tests.studies.slots.fakes import FAKE, queue_of, runs_of, statuses
 from tests.studies.test_study import EXP, spec as spec_of_cartpole
@@ -90,7 +90,7 @@ def test_the_file_brings_the_sweep_back(tmp_path: Path, monkeypatch: pytest.Monk
     queue = queue_of(tmp_path / "s", "a", "b", "c", "d")
     queue.begin()
     trials = queue.search.trials
-    queue.search.take()
+    queue.search.ask()
     trials[0].run.attempts = 1
     for trial, status in zip(trials, ("running", "failed", "stopped", "waiting")):
         trial.run.status = status  # pyright: ignore
@@ -123,7 +123,7 @@ def test_a_run_of_its_own_stop_rule_or_steps_has_ended(tmp_path: Path, monkeypat
 
 
 def begun(folder: Path, exps: list[ps.Experiment], space: dict[str, tuple[Any, ...]]) -> None:
-    with opened(exps, sweep_settings(exps, space), folder):
+    with locked_study(exps, sweep_settings(exps, space), folder):
         pass
 
 
@@ -255,7 +255,7 @@ def test_scores_of_several_environments_have_no_best() -> None:
     exps = [EXP, ps.override(EXP, {"env": "Acrobot-v1"})]
     settings = sweep_settings(exps, {"env": ("CartPole-v1", "Acrobot-v1"), "run.seed": (0,)})
     search = tune.make_study(Path("x"), [(exp, {}) for exp in exps], settings).search
-    while (trial := search.take()) is not None:
+    while (trial := search.ask()) is not None:
         search.tell(trial, 1.0)
     assert search.over
     assert search.best is None

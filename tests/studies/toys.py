@@ -36,12 +36,12 @@ def trained(found: Search, of: Score = score, restored: bool = False, fails: Col
         fails: numbers of the trials that fail before their first milestone.
     """
     steps = 0
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         if restored:
             copy = reloaded(found)
             assert [t.state for t in copy.trials].count("running") == 0
             found.__dict__.update(copy.__dict__)
-            again = found.take()
+            again = found.ask()
             assert again is not None
             assert again.number == trial.number
             trial = again
@@ -63,12 +63,12 @@ def reloaded(found: Search) -> Search:
 
 
 def population(found: Search) -> dict[int, float]:
-    """Carries out a search by PBT in which each step adds to a member's value what its settings are worth.
+    """Carries out a search by PBT in which each step adds to a member's value what its settings are objective.
 
     Returns the value of each member at the end, by number.
     """
     values: dict[int, float] = {}
-    while (trial := found.take()) is not None:
+    while (trial := found.ask()) is not None:
         steps = trial.goal - max(trial.scores, default=0)
         values[trial.number] = values.get(trial.number, 0.0) + steps * score(trial.values, 1)
         before = dict(values)

@@ -94,7 +94,7 @@ class LosesAnEpisode(Broken):
 
 class LosesTheStartOfEpisodes(Broken):
     def obtain_samples(self, itr: int) -> tuple[SampleBatch, Episodes]:
-        own: Any = self._account
+        own: Any = self._tracker
         own._stats.return_[:] = 0.0
         return super().obtain_samples(itr)
 

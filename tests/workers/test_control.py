@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.workers import control
-from penstock.workers.control import WORDS, Bell, Control, Spin, outnumbered, sleep_on
+from penstock.workers.control import WORDS, Control, Event, Spin, outnumbered, sleep_on
 
 LOOK_S = 1e-6
 LIMIT_S = 1e-4
@@ -49,17 +49,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def bell() -> Iterator[Bell]:
-    bell = Bell()
-    yield bell
-    bell.close()
-    bell.close()
-    assert bell.fd == -1
+def event() -> Iterator[Event]:
+    event = Event()
+    yield event
+    event.close()
+    event.close()
+    assert event.fd == -1
 
 
-def rings(bell: Bell) -> bool:
+def is_set(event: Event) -> bool:
     poll = select.poll()
-    poll.register(bell.fd, select.POLLIN)
+    poll.register(event.fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -95,41 +95,41 @@ def test_after_long_waits_the_looks_are_an_eighth_and_after_short_ones_as_long_a
     assert 100 <= clock.looks <= 110
 
 
-def test_a_bell_rings_until_it_is_drained_however_often_it_was_rung(bell: Bell) -> None:
-    bell.drain()  # does not block
-    assert not rings(bell)
-    bell.ring()
-    bell.ring()
-    same = Bell(bell.fd)
-    assert rings(same)
-    same.drain()
-    assert not rings(bell)
+def test_an_event_is_set_until_it_is_cleared_however_often_it_was_set(event: Event) -> None:
+    event.clear()  # does not block
+    assert not is_set(event)
+    event.set()
+    event.set()
+    same = Event(event.fd)
+    assert is_set(same)
+    same.clear()
+    assert not is_set(event)
 
 
-def test_who_sleeps_says_so_looks_once_more_and_is_up_again_with_the_bell_drained(bell: Bell) -> None:
+def test_who_sleeps_says_so_looks_once_more_and_is_up_again_with_the_event_cleared(event: Event) -> None:
     block, seen = memoryview(bytearray(8 * WORDS)).cast("q"), list[int]()
 
     def ready() -> bool:
         seen.append(block[control.SLEEPS])
         return True
 
-    bell.ring()
+    event.set()
     started = time.monotonic()
-    sleep_on(bell, block, control.SLEEPS, ready, 100.0)
+    sleep_on(event, block, control.SLEEPS, ready, 100.0)
     assert seen == [1], "the other side must see that this one sleeps before it looks for the last time"
     assert block[control.SLEEPS] == 0
-    assert not rings(bell)
+    assert not is_set(event)
     assert time.monotonic() - started < 50.0
 
 
-def test_a_bell_that_has_rung_ends_a_sleep_and_so_does_the_time(bell: Bell) -> None:
+def test_an_event_that_is_set_ends_a_sleep_and_so_does_the_time(event: Event) -> None:
     block = memoryview(bytearray(8 * WORDS)).cast("q")
-    bell.ring()
+    event.set()
     started = time.monotonic()
-    sleep_on(bell, block, control.SLEEPS, lambda: False, 100.0)
+    sleep_on(event, block, control.SLEEPS, lambda: False, 100.0)
     assert time.monotonic() - started < 50.0
     started = time.monotonic()
-    sleep_on(bell, block, control.SLEEPS, lambda: False, 0.02)
+    sleep_on(event, block, control.SLEEPS, lambda: False, 0.02)
     assert time.monotonic() - started >= 0.015
     assert block[control.SLEEPS] == 0
 
@@ -150,7 +150,7 @@ def test_no_word_of_a_block_has_two_meanings_and_writers_share_no_line() -> None
     learner = [control.COMMAND, control.CODE, control.POOL, control.BUFFER, control.ITR, control.MODE, control.T]
     learner += [control.SENT + g for g in range(control.MAX_GROUPS)]
     worker = [control.DONE_COMMAND, control.SLEEPS, control.ROWS, control.BUSY_NS]
-    worker += [control.MARK + i for i in range(control.MARK_WORDS)]
+    worker += [control.ACTIVITY + i for i in range(control.ACTIVITY_WORDS)]
     worker += [control.DONE + g for g in range(control.MAX_GROUPS)]
     words = learner + worker
     assert len({*words}) == len(words)

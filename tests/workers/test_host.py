@@ -1,4 +1,4 @@
-"""A child process names faults by kind, reads messages, writes reports and rings bells. No process is started."""
+"""A child process names faults by kind, reads messages, writes reports and sets events. No process is started."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, NativeEnvError
 from penstock.processes.tether import Tether
 from penstock.workers import control
-from penstock.workers.control import Bell, Control, Spin
-from penstock.workers.host import Host, _read_mail, describe
-from penstock.workers.messages import Boot, Start
-from penstock.workers.process import Place, WorkerProcess
+from penstock.workers.control import Control, Event, Spin
+from penstock.workers.host import Host, _read_mailbox, describe
+from penstock.workers.messages import SpawnArgs, WorkerSettings
+from penstock.workers.process import StartArguments, WorkerProcess
 
 
 @pytest.mark.parametrize(
@@ -50,32 +50,32 @@ class Owner:
 
 @pytest.fixture
 def child() -> Iterator[WorkerProcess]:
-    child = WorkerProcess(1, Place("none", 2, Tether(Owner(), lambda: None), "m.", {}, None))
+    child = WorkerProcess(1, StartArguments("none", 2, Tether(Owner(), lambda: None), "m.", {}, None))
     yield child
     child.close()
 
 
 @pytest.fixture
-def learner_bell() -> Iterator[Bell]:
-    bell = Bell()
-    yield bell
-    bell.close()
+def learner_event() -> Iterator[Event]:
+    event = Event()
+    yield event
+    event.close()
 
 
 @pytest.fixture
-def host(child: WorkerProcess, learner_bell: Bell) -> Iterator[Host]:
+def host(child: WorkerProcess, learner_event: Event) -> Iterator[Host]:
     """The other side of `child`, in this process, which looks once before it sleeps."""
     fd = os.memfd_create("penstock-test")
-    boot = Boot(1, 2, os.getpid(), fd, child.bell.fd, learner_bell.fd, child.mail, child.report, [])
-    host = Host(boot, Start((), 0, []))
+    spawn_args = SpawnArgs(1, 2, os.getpid(), fd, child.event.fd, learner_event.fd, child.mailbox, child.report, [])
+    host = Host(spawn_args, WorkerSettings((), 0, []))
     host.spin = Spin(0.0)
     yield host
     os.close(fd)
 
 
-def rings(bell: Bell) -> bool:
+def is_set(event: Event) -> bool:
     poll = select.poll()
-    poll.register(bell.fd, select.POLLIN)
+    poll.register(event.fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -83,7 +83,7 @@ def test_mail_is_read_as_it_was_written_the_last_one_only(child: WorkerProcess, 
     child.write(["a" * 10_000])
     child.write([{"pool": 1}, ("b", None)])
     path = list(sys.path)
-    assert host.mail() == [{"pool": 1}, ("b", None)]
+    assert host.mailbox() == [{"pool": 1}, ("b", None)]
     assert sys.path == path
 
 
@@ -96,11 +96,11 @@ def test_the_first_message_brings_the_import_path(
         there.syspath_prepend(str(tmp_path))
         from only_on_the_path_of_the_learner import Env  # type: ignore
 
-        child.write(Start((0, 1), 3, [Env], True), path=True)
+        child.write(WorkerSettings((0, 1), 3, [Env], True), path=True)
         full = list(sys.path)
     monkeypatch.delitem(sys.modules, "only_on_the_path_of_the_learner")
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
-    start = _read_mail(child.mail)
+    start = _read_mailbox(child.mailbox)
     assert sys.path == full
     assert (start.cpus, start.seed, start.yields) == ((0, 1), 3, True)
     assert start.messages[0].__name__ == "Env"
@@ -120,8 +120,10 @@ def test_an_answer_is_there_before_the_command_is_done(
     host.answer([1, None])  # shorter than the one before
     assert [report["answer"] for report in seen] == [["x" * 100], [1, None]]
     assert host.block[control.DONE_COMMAND] == 3
-    assert Control(host.boot.control, 2).blocks[1][control.DONE_COMMAND] == 3, "its own block is the one of its index"
-    assert Control(host.boot.control, 2).blocks[0].tolist() == [0] * control.WORDS
+    assert Control(host.spawn_args.control, 2).blocks[1][control.DONE_COMMAND] == 3, (
+        "its own block is the one of its index"
+    )
+    assert Control(host.spawn_args.control, 2).blocks[0].tolist() == [0] * control.WORDS
 
 
 def test_a_command_that_comes_while_another_is_obeyed_is_not_done_with_it(host: Host) -> None:
@@ -136,33 +138,33 @@ def test_a_command_that_comes_while_another_is_obeyed_is_not_done_with_it(host: 
     assert host.block[control.DONE_COMMAND] == 3
 
 
-def test_only_a_learner_that_sleeps_is_woken(host: Host, learner_bell: Bell) -> None:
+def test_only_a_learner_that_sleeps_is_woken(host: Host, learner_event: Event) -> None:
     host.block[control.COMMAND] = 5
     host.done()
-    assert not rings(learner_bell)
+    assert not is_set(learner_event)
     host.learner[0] = 1
     host.done()
-    assert rings(learner_bell)
+    assert is_set(learner_event)
 
 
 def test_a_process_sleeps_until_it_is_called(host: Host, child: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: host.boot.parent)
+    monkeypatch.setattr(os, "getppid", lambda: host.spawn_args.parent)
     looks: list[int] = []
 
     def called() -> bool:
         looks.append(host.block[control.SLEEPS])
         return len(looks) > 3
 
-    child.bell.ring()
+    child.event.set()
     host.sleep_until(called)
-    assert looks == [0, 0, 1, 0], "looked once, found no call, said that it sleeps, and was woken by the bell"
+    assert looks == [0, 0, 1, 0], "looked once, found no call, said that it sleeps, and was woken by the event"
 
 
 def test_a_process_whose_parent_is_gone_ends_its_group(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.workers import host as module
 
     monkeypatch.setattr(module, "_LOOK_AROUND_S", 0.001)
-    monkeypatch.setattr(os, "getppid", lambda: host.boot.parent + 1)
+    monkeypatch.setattr(os, "getppid", lambda: host.spawn_args.parent + 1)
     killed: list[Any] = []
 
     def killpg(*args: int) -> None:

@@ -1,16 +1,19 @@
-"""The boot of a worker process, as it stands on its command line."""
+"""The spawn arguments of a worker process, as they stand on its command line."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 
-from penstock.workers.messages import Boot
+from penstock.workers.messages import SpawnArgs
 
-BOOT = Boot(
-    index=0, workers=2, parent=7, control=10, bell=11, learner_bell=12, mail=13, report=14, slabs=[17, 18]
+SPAWN_ARGS = SpawnArgs(
+    index=0, workers=2, parent=7, control=10, event=11, learner_event=12, mailbox=13, report=14, memory_fds=[17, 18]
 )  # fmt: skip
 
 
 def test_a_boot_is_read_from_a_command_line_that_says_more() -> None:
-    assert Boot.read(json.dumps({**asdict(BOOT), "crash": 15, "alive": 16, "descriptors": ["bell"]})) == BOOT
+    assert (
+        SpawnArgs.read(json.dumps({**asdict(SPAWN_ARGS), "crash": 15, "alive": 16, "descriptors": ["event"]}))
+        == SPAWN_ARGS
+    )

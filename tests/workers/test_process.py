@@ -24,8 +24,8 @@ from penstock.processes.fork_client import SERVER
 from penstock.processes.serialization import unship
 from penstock.processes.tether import Tether
 from penstock.workers import process
-from penstock.workers.messages import Start
-from penstock.workers.process import DESCRIPTORS, Place, WorkerProcess, packed
+from penstock.workers.messages import WorkerSettings
+from penstock.workers.process import DESCRIPTORS, StartArguments, WorkerProcess, packed
 from tests.slow import slow
 from tests.workers.first_batches import PLACES, first_batches, no_process_is_left, refuse
 
@@ -132,8 +132,10 @@ def child() -> Iterator[WorkerProcess]:
     child.close()
 
 
-def place(mark: str = "0123456789abcdef.") -> Place:
-    return Place("some.module", 1, Tether(Beside(), lambda: None), mark, {"control": 4, "slabs": [10, 11]}, None)
+def place(mark: str = "0123456789abcdef.") -> StartArguments:
+    return StartArguments(
+        "some.module", 1, Tether(Beside(), lambda: None), mark, {"control": 4, "memory_fds": [10, 11]}, None
+    )
 
 
 class Beside:
@@ -168,7 +170,7 @@ def test_mail_has_the_import_path_where_it_is_asked_for(child: WorkerProcess) ->
     first = ["m" * 10_000]
     for message in (first, ["again"]):
         child.write(message, path=message is first)
-        data = os.pread(child.mail, 1 << 20, 0)
+        data = os.pread(child.mailbox, 1 << 20, 0)
         size = int.from_bytes(data[:8], "little")
         assert (json.loads(data[8 : 8 + size]) == sys.path) if message is first else size == 0
         assert cloudpickle.loads(data[8 + size :]) == message, "something of the message before is left"
@@ -190,19 +192,19 @@ def test_a_launch_forgets_what_an_earlier_process_left(child: WorkerProcess, mon
 
     monkeypatch.setattr(process, "Child", Started)
     os.pwrite(child.report, answer({"error": {"kind": "exit", "text": "old"}}), 0)
-    child.bell.ring()
+    child.event.set()
     child.start_at, child.token = 5.0, b"old"
     assert child.exited and not child.started
-    child.launch(Start((), 0, []))
+    child.launch(WorkerSettings((), 0, []))
     assert child.read_report() is None
-    assert os.eventfd_write(child.bell.fd, 1) is None and os.eventfd_read(child.bell.fd) == 1, "an old ring was left"
+    assert os.eventfd_write(child.event.fd, 1) is None and os.eventfd_read(child.event.fd) == 1, "an old event was left"
     assert (child.start_at, child.token, child.started, child.exited) == (None, b"", True, False)
     assert (asked["module"], asked["name"]) == ("some.module", "worker 0 of 1")
-    own = {"bell": child.bell.fd, "mail": child.mail, "report": child.report}
-    assert asked["descriptors"] == {"control": 4, "slabs": [10, 11], **own}
+    own = {"event": child.event.fd, "mailbox": child.mailbox, "report": child.report}
+    assert asked["descriptors"] == {"control": 4, "memory_fds": [10, 11], **own}
     assert asked["words"] == {"index": 0, "workers": 1}
     first: Any = child.child
-    child.launch(Start((), 0, []))
+    child.launch(WorkerSettings((), 0, []))
     assert first.ends == ["kill", "close"] and child.child is not first
     child.release()
     assert child.exited
@@ -218,7 +220,7 @@ def test_a_mark_of_a_worker_is_as_long_as_that_of_the_process_it_is_forked_of(mo
     monkeypatch.setattr(process, "Child", refuse)
     child = WorkerProcess(3, place("0123456789abcdef."))
     with pytest.raises(ChildProcessError):
-        child.launch(Start((), 0, []))
+        child.launch(WorkerSettings((), 0, []))
     assert len(marks[0]) == len(f"0123456789abcdef.{SERVER}") and child.exited
     child.close()
 

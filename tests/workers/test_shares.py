@@ -140,7 +140,7 @@ def test_row_t_of_some_columns_becomes_row_0_of_the_next_batch(same: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("mark", "ledger", "action", "text"),
+    ("activity", "episode_table", "action", "text"),
     [
         ((2, MAKING, 0, 4, 0, 0), (-1, -1, 0), None, "slot 6 of CartPole-v1 in its construction"),
         ((2, MAKING, 0, 4, 0, 1), (-1, -1, 0), None, "evaluation slot 6 of CartPole-v1 in its construction"),
@@ -159,5 +159,5 @@ def test_row_t_of_some_columns_becomes_row_0_of_the_next_batch(same: bool) -> No
     ],
     ids=["making", "making to evaluate", "resetting", "stepping", "before an episode"],
 )  # fmt: skip
-def test_the_activity_of_a_worker_that_died(mark: Any, ledger: Any, action: Any, text: str) -> None:
-    assert at_work("CartPole-v1", 8, mark, ledger, action) == text
+def test_the_activity_of_a_worker_that_died(activity: Any, episode_table: Any, action: Any, text: str) -> None:
+    assert at_work("CartPole-v1", 8, activity, episode_table, action) == text

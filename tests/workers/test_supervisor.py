@@ -322,7 +322,7 @@ def test_first_answers_of_a_replacement_are_not_those_of_the_dead_worker(
             ended = pool.get_state().ended
             assert ended == [b in mine or state.ended[b] for b in range(B)] != state.ended
         elif ask == "set_state":
-            cut = pool.set_state(state, sampler._filled, sampler._account.open_episodes())
+            cut = pool.set_state(state, sampler._filled, sampler._tracker.open_episodes())
             assert cut == [b for b in mine if not state.ended[b]] != []
         else:
             pool.restart(SEED + 1)

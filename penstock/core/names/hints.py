@@ -35,9 +35,9 @@ def hint(name: str, cls: type) -> str:
     From the table of other libraries' names, else a class of penstock that has it, else a close spelling in `cls`, else
     the settings of `cls`. A guess is not stated as a fact.
     """
-    found = foreign(name, [cls])
-    if found is not None:
-        return _located(found, cls) if found.path else found.note
+    meaning = foreign(name, [cls])
+    if meaning is not None:
+        return _located(meaning, cls) if meaning.path else meaning.note
     return _owned(name, cls) or slip(name, settings_of(cls)) or known_words(sorted(settings_of(cls)))
 
 
@@ -51,24 +51,24 @@ def foreign(name: str, classes: Sequence[type]) -> Meaning | None:
 def of_public(name: str, known: Iterable[str]) -> str:
     """A hint at the public name of the package that `name` stands for."""
     if name in table()["algorithms"]:
-        found = meaning_of(table()["algorithms"][name])
-        return _with(f"it is ps.{_class_name(found.path)}", found.note) if found.path else found.note
+        meaning = meaning_of(table()["algorithms"][name])
+        return _with(f"it is ps.{_class_name(meaning.path)}", meaning.note) if meaning.path else meaning.note
     if name in table()["names"]:
-        said = table()["names"][name]
-        return f"it is {said}" if said.startswith("ps.") else said
+        counterpart = table()["names"][name]
+        return f"it is {counterpart}" if counterpart.startswith("ps.") else counterpart
     return _owned(name, object) or slip(name, known) or "dir(penstock) lists its names"
 
 
 def of_algorithm(name: str, known: Iterable[str]) -> str:
     """A hint at the algorithm on the command line that `name` stands for."""
-    own = name.lower().replace("_", "-")
-    if own in known:
-        return f"did you mean {own!r}?"
+    spelt = name.lower().replace("_", "-")
+    if spelt in known:
+        return f"did you mean {spelt!r}?"
     for other, value in table()["algorithms"].items():
-        if other.lower() == own:
-            found = meaning_of(value)
-            return _with(f"it is {found.path!r} here", found.note) if found.path else found.note
-    return slip(own, known) or known_words(known)
+        if other.lower() == spelt:
+            meaning = meaning_of(value)
+            return _with(f"it is {meaning.path!r} here", meaning.note) if meaning.path else meaning.note
+    return slip(spelt, known) or known_words(known)
 
 
 def slip(name: str, known: Iterable[str]) -> str:
@@ -109,36 +109,36 @@ def option(path: str) -> str:
     return f"--{path}" if "." in path else f"--{path.replace('_', '-')}"
 
 
-def _located(found: Meaning, cls: type) -> str:
+def _located(meaning: Meaning, cls: type) -> str:
     """The setting that is meant, as one says it where settings of `cls` are made."""
-    known, at, path = settings_of(cls), _place(cls), found.path
+    known, at, path = settings_of(cls), _place(cls), meaning.path
     if "inner" in known and path in ("sampler.T", "sampler.B"):
         path = f"sampler.inner.{path[-1]}"
-    own = ""
+    setting = ""
     if at is None:  # settings of another package
         parts = path.split(".")
-        own = next((".".join(parts[i:]) for i, part in enumerate(parts) if part in known), "")
+        setting = next((".".join(parts[i:]) for i, part in enumerate(parts) if part in known), "")
     elif at == "" or path.startswith(f"{at}."):
-        own = path.removeprefix(f"{at}.") if at else path
+        setting = path.removeprefix(f"{at}.") if at else path
     ending = f" ({option(path)})" if option(path) and not _holds_algorithms(cls) else ""
-    if own and own.split(".")[0] in known:
-        return _with(f"it is {own!r} here{ending}", found.note)
+    if setting and setting.split(".")[0] in known:
+        return _with(f"it is {setting!r} here{ending}", meaning.note)
     where, _, leaf = path.rpartition(".")
     classes = owners(leaf)[where]
     if where == "sampler" and leaf not in ("T", "B"):
         ending = ending.replace("(", "(--sampler NAME ")
-    return _with(f"it is {leaf!r} of {in_words(where, classes)} here{ending}", found.note)
+    return _with(f"it is {leaf!r} of {in_words(where, classes)} here{ending}", meaning.note)
 
 
 def _owned(name: str, cls: type) -> str:
     """The classes of ours that have this very name, "" if none has."""
-    known, own = settings_of(cls), _place(cls)
+    known, place = settings_of(cls), _place(cls)
     parts: list[tuple[str, str]] = []
     for at, classes in owners(name).items():
         inside = at == "sampler" and "inner" in known and any("inner" not in settings_of(c) for c in classes)
         path = ".".join(part for part in (at, "inner" if inside else "", name) if part)
-        shown = path.removeprefix(f"{own}.") if own and not inside else path
-        where = [shown] if "." in shown or at else []
+        setting = path.removeprefix(f"{place}.") if place and not inside else path
+        where = [setting] if "." in setting or at else []
         where += [f"`{option(path)}`"] if option(path) else []
         parts.append((in_words(at, classes), ", ".join(where) if at != "env" and not _holds_algorithms(cls) else ""))
     if len(parts) == 1:

@@ -27,7 +27,7 @@ from penstock.envs.shutdown import close_env
 from penstock.envs.spaces import action_dtypes
 
 
-class Halves(NamedTuple):
+class SplitStep(NamedTuple):
     """A step in two: `begin(actions)` starts it, `finish()` waits for it and returns the answer of `step`."""
 
     begin: Callable[[Any], Any]
@@ -299,13 +299,13 @@ def _vectorized(config: EnvConfig) -> bool:
     return isinstance(config.env, str) and bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None
 
 
-def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> Halves:
-    """Halves of which the first does everything."""
+def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> SplitStep:
+    """SplitStep of which the first does everything."""
     answers: list[Any] = []
-    return Halves(lambda actions: answers.append(env.step(actions)), answers.pop)
+    return SplitStep(lambda actions: answers.append(env.step(actions)), answers.pop)
 
 
-def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: float) -> Halves:
+def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: float) -> SplitStep:
     """The asynchronous halves that the library offers; ALE and EnvPool wait for as long as a step takes.
 
     Raises:
@@ -329,7 +329,7 @@ def two_halves(env: gym.vector.VectorEnv[Any, Any, Any], name: str, timeout_s: f
                 )
             begin: Any = getattr(env, first)
             finish: Any = getattr(env, second)
-            return Halves(begin, functools.partial(finish, timeout=timeout_s) if second == "step_wait" else finish)
+            return SplitStep(begin, functools.partial(finish, timeout=timeout_s) if second == "step_wait" else finish)
     why = "a wrapper hides its halves" if isinstance(env, gym.vector.VectorWrapper) else "it steps in one call only"
     raise ConfigError(
         f"{name} made {made.__name__}, which cannot step beside another group: {why}; use one group "

@@ -31,7 +31,7 @@ class NativeGroups(EnvPool):
         first_slot: number of the first slot among those of all samplers of the run, of which seeds are a function.
         exclusive: never two groups step at the same time; the next begins when the one before has finished.
         step_timeout_s: how long gymnasium's AsyncVectorEnv may take for a step; other libraries have no such limit.
-        mark: words of which the third counts steps, for a process that watches this one.
+        activity: words of which the third counts steps, for a process that watches this one.
 
     Raises:
         ConfigError: the environments do not fit, or, with two groups or more, cannot step in two halves.
@@ -48,7 +48,7 @@ class NativeGroups(EnvPool):
         first_slot: int = 0,
         exclusive: bool = False,
         step_timeout_s: float = 60.0,
-        mark: Any = None,
+        activity: Any = None,
     ) -> None:
         if not 1 <= groups <= B:
             raise ConfigError(f"groups={groups} of sampler.B={B} slots; expected 1 to {B}")
@@ -59,10 +59,10 @@ class NativeGroups(EnvPool):
         self.wait_s = 0.0
         """Seconds spent waiting for environments."""
         self._B, self._first_slot, self._exclusive = B, first_slot, exclusive
-        self._mark = [0] * 3 if mark is None else mark
+        self._activity = [0] * 3 if activity is None else activity
         self._again = partial(
             NativeGroups, config, groups=groups, evaluation=True, exclusive=exclusive,
-            step_timeout_s=step_timeout_s, mark=self._mark,
+            step_timeout_s=step_timeout_s, activity=self._activity,
         )  # fmt: skip
         self._sent: deque[tuple[int, int]] = deque()
         self._envs: list[NativeEnv] = []
@@ -103,7 +103,7 @@ class NativeGroups(EnvPool):
 
     def send(self, group: int, row: int) -> None:
         assert self._out is not None
-        self._mark[2] += 1
+        self._activity[2] += 1
         self._sent.append((group, row))
         if not self._exclusive or len(self._sent) == 1:
             started = time.perf_counter()

@@ -19,8 +19,8 @@ from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, p
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-LEDGER_WORDS = 5
-"""Words of each slot in a pool's ledger."""
+TABLE_WORDS = 5
+"""Words of each slot in a pool's episode table."""
 _SMALL = 1024
 """Bytes of an observation up to which a copy of its own, put together with the others, is the faster way."""
 
@@ -196,7 +196,7 @@ class BatchColumns(Protocol):
     takes_turns: bool = False
     """Rows are an agent's own turns."""
     log: EpisodeLog | None = None
-    """The account of the episodes that ended in these batches, of environments of many agents; None for one."""
+    """The log of the episodes that ended in these batches, of environments of many agents; None for one."""
     calls: Sequence[list[CallRecord]] = ()
     """By slot the calls that its training environment has had; () where there can be none."""
     device: Any | None = None
@@ -243,7 +243,7 @@ class EvaluationSource(BatchColumns, Protocol):
 
         Agents present then are truncated, and their episodes and that of the environment are logged.
         """
-        raise TypeError(f"{type(self).__name__} keeps no account of episodes")
+        raise TypeError(f"{type(self).__name__} keeps no log of episodes")
 
 
 class Source(BatchColumns, Protocol):
@@ -279,7 +279,7 @@ class Source(BatchColumns, Protocol):
         """Number of slots of an evaluation that requests this many; a native pool has a fixed number."""
         return wanted
 
-    def disown(self, slot: int, row: int, message: str) -> list[int]:
+    def invalidate(self, slot: int, row: int, message: str) -> list[int]:
         """Called for a slot that broke the contract in a row of the batch; returns the slots that were cut there.
 
         Raises:
@@ -332,13 +332,13 @@ class EnvPool(Source, EvaluationSource, Protocol):
         raise TypeError(f"{type(self).__name__} takes no turns")
 
 
-def lost_rewards(ledger: Ints) -> dict[str, float]:
+def lost_rewards(episode_table: Ints) -> dict[str, float]:
     """`env/lost_rewards`: how many rewards were for agents that did not act; nothing where there was none.
 
     Args:
-        ledger: [E, LEDGER_WORDS] of a pool.
+        episode_table: [E, TABLE_WORDS] of a pool.
     """
-    lost = int(ledger[:, 4].sum())
+    lost = int(episode_table[:, 4].sum())
     return {"env/lost_rewards": float(lost)} if lost else {}
 
 

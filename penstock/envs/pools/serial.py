@@ -57,17 +57,17 @@ class SerialPool(EnvPool):
         self._unstarted = True
         self._warmup: list[tuple[list[Tree], list[float]]] = [([], [])] * len(self.host.envs)
 
-    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the batch before (None: there is none).
+    def resume(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the episode table and the batch before, if any.
 
         Every slot resets into its next episode in the row that comes next.
         """
-        self.host.take_over()
+        self.host.resume()
         self._unstarted, self._out, self._row_views = previous is None, previous[0] if previous else None, []
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> SerialPool:
         host, slots = self.host, slice(first_slot, first_slot + B)
-        return SerialPool(host.config.for_evaluation, host.seed, slots, self.settings.for_evaluation(B, host.mark))
+        return SerialPool(host.config.for_evaluation, host.seed, slots, self.settings.for_evaluation(B, host.activity))
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs
@@ -102,9 +102,9 @@ class SerialPool(EnvPool):
         ends: list[tuple[int, Any, Any]] | None = None
         invalid: list[int] | None = None
         actions = self.to_env(action_row)
-        write, mark = self._write, host.mark
+        write, activity = self._write, host.activity
         host.tick += 1
-        mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
+        activity[1], activity[3], activity[4], activity[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         b, result = 0, None
         try:
             for b, step, action, ended in zip(range(B), host.steps, actions, host.over):
@@ -114,7 +114,7 @@ class SerialPool(EnvPool):
                     if copies:
                         copies[b] = obs_row[b].tobytes()
                     continue
-                mark[0] = b
+                activity[0] = b
                 result = step(action)
                 obs, reward, terminated, truncated, info = result
                 if copies and obs.__class__ is _Array and obs.shape == shape and obs.dtype is dtype:
@@ -146,7 +146,7 @@ class SerialPool(EnvPool):
         except (Exception, SystemExit) as error:
             spec = self.spec.action if is_leaf(self.spec.action) else None
             fail(host.where(b, "step"), error, actions[b], result, self.info_keys, spec)
-        mark[1] = 0
+        activity[1] = 0
         if memory is not None:
             memory[:] = b"".join(copies)
         reward_row[:] = rewards

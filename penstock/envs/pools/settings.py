@@ -10,7 +10,7 @@ import numpy as np
 
 Reset = Literal["next_step", "batch_end"]
 MAKING, RESETTING, STEPPING, CLOSING, CALLING = 1, 2, 3, 4, 5
-"""Activities that `PoolSettings.mark` tells; 0: no environment is at work."""
+"""Activities that `PoolSettings.activity` tells; 0: no environment is at work."""
 CHECK_EVERY = 64
 """Ticks between looks at the values of all slots."""
 NUMBERS = frozenset([float, int, np.float32, np.float64, np.int64, np.int32])
@@ -31,14 +31,14 @@ class PoolSettings:
     """For each slot how many episodes it plays before it idles for good; None for no limit."""
     evaluation: bool = False
     """Use the evaluation seeds, which no training episode uses."""
-    mark: MutableSequence[int] | None = None
+    activity: MutableSequence[int] | None = None
     """Six words kept up to date, for messages about a process that died: slot within this pool, activity, a count that
     goes on outside `send`, first slot of the pool, tick, whether it is for evaluation."""
-    ledger: Any = None
-    """[B, LEDGER_WORDS] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many
+    episode_table: Any = None
+    """[B, TABLE_WORDS] int64 of each slot: number of its episode, episodes left or -1, tick of its reset, and for many
     agents steps after which an episode is cut, 0 for none, and lost rewards."""
-    evaluation_ledger: Callable[[int], Any] | None = None
-    """Makes the ledger of a pool for evaluation with this many slots."""
+    evaluation_table: Callable[[int], Any] | None = None
+    """Makes the episode table of a pool for evaluation with this many slots."""
     discount: float = 0.99
     """Discount of logged episodes of many agents, which the pool accounts for; with one agent the sampler does."""
     journal_steps: int = 100_000
@@ -50,10 +50,10 @@ class PoolSettings:
         given = {} if sampler.discount is None else {"discount": sampler.discount}
         return cls(sampler.reset, sampler.max_decorrelation_steps, journal_steps=sampler.journal_steps, **given)
 
-    def for_evaluation(self, B: int, mark: MutableSequence[int] | None = None) -> PoolSettings:
-        """Settings of a pool for evaluation with B slots, which notes its activity in the same `mark`."""
-        ledger = None if self.evaluation_ledger is None else self.evaluation_ledger(B)
-        return PoolSettings(evaluation=True, mark=mark, ledger=ledger, discount=self.discount)
+    def for_evaluation(self, B: int, activity: MutableSequence[int] | None = None) -> PoolSettings:
+        """Settings of a pool for evaluation with B slots, which notes its activity in the same `activity`."""
+        episode_table = None if self.evaluation_table is None else self.evaluation_table(B)
+        return PoolSettings(evaluation=True, activity=activity, episode_table=episode_table, discount=self.discount)
 
 
 DEFAULTS = PoolSettings()

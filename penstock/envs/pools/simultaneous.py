@@ -20,7 +20,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import parallel_step_violation
 from penstock.envs.pools.many.journal import ParallelJournal, replay_parallel
-from penstock.envs.pools.many.lockstep import Row, RowViews, row_views_of
+from penstock.envs.pools.many.lockstep import RowDefaults, RowViews, row_views_of
 from penstock.envs.pools.many.parallel import AgentStep, ParallelEnvs
 from penstock.envs.pools.many.refusals import check_values, real_rewards, refuse_flags, write_unusual
 from penstock.envs.pools.many.rows import row_writer
@@ -49,8 +49,8 @@ class SimultaneousPool(AgentsPool):
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         self.host.restart(seed, episodes)
-        self.account.restart()
-        self.there = ParallelEnvs(self.host)
+        self.recorder.restart()
+        self.parallel = ParallelEnvs(self.host)
         self._sums = [np.zeros((4, B)) for B in self._columns]
         """Return, discounted, weight of the next, tick of opening."""
         self._unsummed = 0
@@ -59,12 +59,12 @@ class SimultaneousPool(AgentsPool):
         self._sent, self._given = 0, -1
         self._unstarted = True
 
-    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the earlier batches, if any.
+    def resume(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the episode table and the earlier batches, if any.
 
         Every environment resets into its next episode in the row that comes next.
         """
-        self.host.take_over()
+        self.host.resume()
         self._unstarted, self._outs, self._rows = previous is None, previous or (), []
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -100,55 +100,55 @@ class SimultaneousPool(AgentsPool):
     def _snapshot(self, e: int) -> dict[str, Any]:
         """The open episode of an environment, as plain data."""
         env, tick = self.host.envs[e], self.host.tick
-        sums = {agent: self._sums[p][:, b].tolist() for agent, p, b in self.there.where[e]}
-        own = env.get_state() if offers_state(env) else None
+        sums = {agent: self._sums[p][:, b].tolist() for agent, p, b in self.parallel.where[e]}
+        env_state = env.get_state() if offers_state(env) else None
         return {
-            "there": self.there.snapshot(e),
+            "there": self.parallel.snapshot(e),
             "sums": {agent: [*x[:3], tick - int(x[3])] for agent, x in sums.items()},
-            "account": self.account.snapshot(e),
-            "journal": None if own is not None else self._journal.episode(e),
-            "env": own,
+            "account": self.recorder.snapshot(e),
+            "journal": None if env_state is not None else self._journal.episode(e),
+            "env": env_state,
         }
 
-    def _restore(self, e: int, found: dict[str, Any]) -> bool:
+    def _restore(self, e: int, state: dict[str, Any]) -> bool:
         """Restores the stored episode; returns False if the environment does not reach the same state."""
-        host, there, env = self.host, self.there, self.host.envs[e]
+        host, parallel, env = self.host, self.parallel, self.host.envs[e]
         if host.over[e]:
             return True
-        if found["env"] is not None and offers_state(env):
+        if state["env"] is not None and offers_state(env):
             host.reset(e, again=True)
             host.repeat(e)
-            env.set_state(found["env"])
-            there.restore(e, found["there"])
-        elif not replay_parallel(there, e, found, self._outs, self._to_env):
-            there.clear(e)
-            self.account.forget(e)
+            env.set_state(state["env"])
+            parallel.restore(e, state["there"])
+        elif not replay_parallel(parallel, e, state, self._outs, self._to_env):
+            parallel.clear(e)
+            self.recorder.forget(e)
             return False
-        self._journal.load(e, found["journal"])
-        self.account.restore(e, found["account"])
-        for agent, p, b in there.where[e]:
-            *sums, age = found["sums"][agent]
+        self._journal.load(e, state["journal"])
+        self.recorder.restore(e, state["account"])
+        for agent, p, b in parallel.where[e]:
+            *sums, age = state["sums"][agent]
             self._sums[p][:, b] = *sums, host.tick - age
         return True
 
     def _step(self, at: int) -> None:
         """Steps every environment with the actions of a row, and writes the answers."""
-        host, there, tell, views = self.host, self.there, self.host.showing.anything, self._rows[at]
-        mark, row = host.mark, Row(len(views))
+        host, parallel, tell, views = self.host, self.parallel, self.host.showing.anything, self._rows[at]
+        activity, row = host.activity, RowDefaults(len(views))
         host.tick += 1
-        mark[1], mark[3], mark[4], mark[5] = STEPPING, host.slots.start, host.tick, self.evaluation
+        activity[1], activity[3], activity[4], activity[5] = STEPPING, host.slots.start, host.tick, self.evaluation
         actions = list(chain.from_iterable(to_env(view.action) for to_env, view in zip(self._to_env, views)))
         e, result, chosen = 0, None, dict[str, Any]()
         flags, results = list[Any](), list[Any]([None]) * len(host.steps)
         try:
             for e, env, step, names, own, full in zip(
-                range(len(host.steps)), host.envs, host.steps, there.alive, there.own, there.full
+                range(len(host.steps)), host.envs, host.steps, parallel.alive, parallel.own, parallel.full
             ):
                 if not names:
                     row.partly.append(e)
                     row.seat(e, [] if host.idle[e] else self._open(e, at + 1), self.seats, views)
                     continue
-                mark[0] = e
+                activity[0] = e
                 chosen = dict(zip(names, own(actions)))
                 result = None
                 result = step(chosen)
@@ -158,14 +158,14 @@ class SimultaneousPool(AgentsPool):
                 K = len(names)
                 if full is None or env.agents != names or not K == len(reward) == len(terminated) == len(truncated):
                     row.partly.append(e)
-                    row.seat(e, there.answer(e, result, chosen), self.seats, views)
+                    row.seat(e, parallel.answer(e, result, chosen), self.seats, views)
                     if host.over[e]:
                         row.over.append(e)
                     continue
                 flags += terminated.values()
                 flags += truncated.values()
                 results[e] = result
-                shown = there.shown(e, "step", names, obs, infos) if tell else obs
+                shown = parallel.shown(e, "step", names, obs, infos) if tell else obs
                 for seen, paid, read in zip(row.obs, row.rewards, full):
                     seen += read(shown)
                     paid += read(reward)
@@ -177,15 +177,15 @@ class SimultaneousPool(AgentsPool):
             if result is not None and (found := parallel_step_violation(result, list(chosen))):
                 host.refuse(e, "step", *found, chosen)
             fail(host.where(e, "step"), error, chosen)
-        mark[1] = 0
+        activity[1] = 0
         if any(flags) or not FLAGS.issuperset(map(type, flags)):
-            refuse_flags(there, {e: x[2:4] for e, x in enumerate(results) if x is not None})
+            refuse_flags(parallel, {e: x[2:4] for e, x in enumerate(results) if x is not None})
         for p, view in enumerate(views):
             rewards = row.rewards[p]
             if not NUMBERS.issuperset(map(type, rewards)):
-                rewards = row.rewards[p] = real_rewards(there, p, rewards)
+                rewards = row.rewards[p] = real_rewards(parallel, p, rewards)
             if not self._writers[p](view.flat, None, row.obs[p]):
-                write_unusual(there, p, view.obs, row.obs[p])
+                write_unusual(parallel, p, view.obs, row.obs[p])
             view.reward[:] = rewards
             view.terminated.fill(False)
             view.truncated.fill(False)
@@ -201,7 +201,7 @@ class SimultaneousPool(AgentsPool):
             sound = not look or self._sound[p](view.obs)
             legal = not self._masked[p] or view.obs[MASK_KEY].any(1).all()
             if not (sound and legal and math.hypot(*row.rewards[p]) < LARGEST_REWARD):
-                check_values(there, p, view.obs, row.rewards[p], everyone)
+                check_values(parallel, p, view.obs, row.rewards[p], everyone)
 
     def _sum_up(self, rows: int) -> None:
         """Adds the rewards of the batch before row `rows` to the sums, row by row."""
@@ -211,7 +211,7 @@ class SimultaneousPool(AgentsPool):
             if len(reward) == 0:
                 continue
             return_, discounted, weight, _ = sums
-            weights = np.full((len(reward) + 1, len(weight)), self.account.discount)
+            weights = np.full((len(reward) + 1, len(weight)), self.recorder.discount)
             weights[0] = weight
             np.multiply.accumulate(weights, out=weights)
             discounts = weights[:-1] * reward
@@ -223,9 +223,9 @@ class SimultaneousPool(AgentsPool):
     def _open(self, e: int, row: int) -> list[AgentStep]:
         """Opens the next episode of an environment; `row` is its first."""
         self._journal.open(e, row)
-        return self.there.open(e, self.host.reset(e))
+        return self.parallel.open(e, self.host.reset(e))
 
-    def _change(self, at: int, row: Row, views: list[RowViews]) -> None:
+    def _change(self, at: int, row: RowDefaults, views: list[RowViews]) -> None:
         """Writes what differs from row to row `at`: seats that idle, agents that come and end, episodes that end."""
         for p, view in enumerate(views):
             if invalid := [b for q, b in row.invalid if q == p]:
@@ -244,36 +244,36 @@ class SimultaneousPool(AgentsPool):
 
     def _cut_long(self, at: int, views: list[RowViews]) -> None:
         """Ends the episodes that have as many steps as an evaluation plays: who is there is truncated."""
-        host, there = self.host, self.there
-        for e, names in enumerate(there.alive):
+        host, parallel = self.host, self.parallel
+        for e, names in enumerate(parallel.alive):
             if not names or host.tick - host.began[e] < host.limit:
                 continue
             self._sum_up(at + 1)
-            for agent, p, b in there.where[e]:
+            for agent, p, b in parallel.where[e]:
                 views[p].truncated[b] = views[p].valid[b]
                 self._end(p, [(e, AgentStep(agent, p, b, None, truncated=True))])
-            there.clear(e)
+            parallel.clear(e)
             host.finish(e)
             self._close(e, at)
 
     def _close(self, e: int, at: int) -> None:
         """The episode of environment e is over, in this row."""
-        self.account.close(e, self.host.tick - self.host.began[e], at)
+        self.recorder.close(e, self.host.tick - self.host.began[e], at)
 
     def _begin(self, p: int, columns: list[int]) -> None:
         self._sums[p][:, columns] = [[0.0], [0.0], [1.0], [self.host.tick]]
 
     def _end(self, p: int, ended: Sequence[tuple[int, AgentStep]]) -> None:
-        tick, end = self.host.tick, self.account.end
+        tick, end = self.host.tick, self.recorder.end
         sums = self._sums[p][:, [step.column for _, step in ended]].T.tolist()
         for (e, step), (return_, discounted, _, since) in zip(ended, sums):
             end(e, step.agent, p, return_, discounted, tick - int(since), bool(step.terminated))
 
     def _report(self, e: int, infos: Any, views: list[RowViews]) -> None:
         """Records the info keys that agents report."""
-        for agent, p, b in self.there.where[e]:
+        for agent, p, b in self.parallel.where[e]:
             if info := infos.get(agent):
-                for key, value in self.account.report(e, agent, info).items():
+                for key, value in self.recorder.report(e, agent, info).items():
                     if key in views[p].info:
                         views[p].info[key][b] = value
 
@@ -304,7 +304,7 @@ class SimultaneousPool(AgentsPool):
             if not step.valid:
                 self._begin(step.policy, [step.column])
                 continue
-            sums += step.reward, sums[2] * step.reward, sums[2] * (self.account.discount - 1), -1.0
+            sums += step.reward, sums[2] * step.reward, sums[2] * (self.recorder.discount - 1), -1.0
             if step.terminated or step.truncated:
                 self._end(step.policy, [(e, step)])
 
@@ -317,18 +317,18 @@ class SimultaneousPool(AgentsPool):
         for noise in u[1 : 2 + int(u[0, 0] * limit)]:
             if host.over[e]:
                 host.left[e], host.idle[e] = host.left[e] + 1, False
-                self.account.forget(e)
+                self.recorder.forget(e)
                 self._put_row_0(e, self._open(e, 0), {})
                 continue
             drawn: dict[str, Tree] = {}
-            for agent, p, b in self.there.where[e]:
+            for agent, p, b in self.parallel.where[e]:
                 at = n * host.index[agent]
                 mask = self._outs[p].obs[MASK_KEY][0, b][None] if self._masked[p] else None
                 drawn[agent] = sample_action(self.specs[p].action, noise[None, at : at + sizes[p]], mask)
-            chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.there.where[e]}
+            chosen = {agent: self._to_env[p](drawn[agent])[0] for agent, p, _ in self.parallel.where[e]}
             result, acted = host.step(e, chosen), list(chosen)
             actions = {agent: tree_map(lambda x: x[0], x) for agent, x in drawn.items()}
-            self._journal.before_row_0(e, actions, self.there.where[e], self._outs)
-            self._put_row_0(e, self.there.answer(e, result, chosen), actions)
+            self._journal.before_row_0(e, actions, self.parallel.where[e], self._outs)
+            self._put_row_0(e, self.parallel.answer(e, result, chosen), actions)
             for agent in acted:
-                self.account.report(e, agent, result[4].get(agent, {}))
+                self.recorder.report(e, agent, result[4].get(agent, {}))

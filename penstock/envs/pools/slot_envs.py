@@ -1,4 +1,4 @@
-"""SlotEnvs: the environments of a pool's slots, with the episode, seed, activity and ledger of each."""
+"""SlotEnvs: the environments of a pool's slots, with the episode, seed, activity and episode table of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, execute, recorded
 from penstock.envs.pools.messages import fail, one_spec, slot_at, slot_name
-from penstock.envs.pools.pool import LEDGER_WORDS, PoolState
+from penstock.envs.pools.pool import TABLE_WORDS, PoolState
 from penstock.envs.pools.settings import CALLING, CLOSING, MAKING, RESETTING, STEPPING, PoolSettings
 from penstock.envs.shutdown import try_close, warn_of_closing
 from penstock.envs.spaces import env_spec
@@ -40,8 +40,9 @@ class SlotEnvs:
     def __init__(self, config: EnvConfig, slots: slice, settings: PoolSettings) -> None:
         E = slots.stop - slots.start
         self.config, self.slots, self.settings, self.evaluation = config, slots, settings, settings.evaluation
-        self.mark = [0] * 6 if settings.mark is None else settings.mark
-        self.ledger = np.zeros((E, LEDGER_WORDS), np.int64) if settings.ledger is None else settings.ledger
+        self.activity = [0] * 6 if settings.activity is None else settings.activity
+        table = settings.episode_table
+        self.episode_table = np.zeros((E, TABLE_WORDS), np.int64) if table is None else table
         self.refused: Values = refused_values(config.checks)
         self.info_keys = config.all_info_keys
         self.envs, self.tick, self.seed = list[Any](), 0, 0
@@ -59,7 +60,7 @@ class SlotEnvs:
         except BaseException:
             self.close()
             raise
-        self.mark[1] = 0
+        self.activity[1] = 0
         self.steps = [env.step for env in self.envs]
 
     def make(self, slot: int) -> Any:
@@ -84,7 +85,7 @@ class SlotEnvs:
         """Environments that take no part for now."""
         self.ahead: dict[int, Any] = {}
         """Results of resets that `prepare` made; nothing shows them yet."""
-        self.limit = int(self.ledger[0, 3])
+        self.limit = int(self.episode_table[0, 3])
         """Steps after which pools of many agents cut an episode; 0: none is."""
         self._seeds = [EpisodeSeeds(seed, self.slots.start + e, self.evaluation) for e in range(E)]
         self._record()
@@ -110,7 +111,7 @@ class SlotEnvs:
         for e in slots:
             before = self.note(e, CALLING)
             answer = execute(self.envs[e], call)
-            self.mark[1] = before
+            self.activity[1] = before
             episode = self.episode[e]
             place = (episode, 0) if e in self.ahead else (episode + 1, -1) if self.over[e] else (episode, self.taken(e))
             answers.append(answer._replace(episode=place[0], step=place[1]))
@@ -163,7 +164,7 @@ class SlotEnvs:
     def _repeat(self, e: int, record: CallRecord) -> None:
         before = self.note(e, CALLING)
         answer = execute(self.envs[e], record.call)
-        self.mark[1] = before
+        self.activity[1] = before
         if record.raised != (answer.status == "raised") or answer.status == "missing":
             seen = f"raised {answer.value}" if answer.status == "raised" else f"is {answer.status}"
             raise EnvWorkerError(
@@ -181,17 +182,17 @@ class SlotEnvs:
         self.ahead.clear()
         self._record()
 
-    def take_over(self) -> None:
-        """Resumes from the ledger after a worker died: every environment resets into its next episode."""
-        self.episode, left = self.ledger[:, 0].tolist(), self.ledger[:, 1].tolist()
+    def resume(self) -> None:
+        """Resumes from the episode table after a worker died: every environment resets into its next episode."""
+        self.episode, left = self.episode_table[:, 0].tolist(), self.episode_table[:, 1].tolist()
         self.left = [math.inf if n < 0 else n for n in left]
         self.over = [True] * len(self.envs)
         self.idle = [n <= 0 for n in self.left]
-        self.limit = int(self.ledger[0, 3])
+        self.limit = int(self.episode_table[0, 3])
 
     def _record(self) -> None:
         left = [-1 if n == math.inf else n for n in self.left]
-        self.ledger[:, 0], self.ledger[:, 1], self.ledger[:, 2] = self.episode, left, self.began
+        self.episode_table[:, 0], self.episode_table[:, 1], self.episode_table[:, 2] = self.episode, left, self.began
 
     def prepare(self) -> None:
         """With `batch_end`: resets ended environments before the next batch is asked for, while others compute."""
@@ -211,7 +212,7 @@ class SlotEnvs:
         prepared = e in self.ahead
         self.episode[e] += 0 if again or prepared else 1
         self.began[e] = self.tick
-        self.ledger[e, 0], self.ledger[e, 2] = self.episode[e], self.tick
+        self.episode_table[e, 0], self.episode_table[e, 2] = self.episode[e], self.tick
         if prepared:
             self.over[e] = False
             return self.ahead.pop(e)
@@ -221,7 +222,7 @@ class SlotEnvs:
             result = self.envs[e].reset(seed=seed)
         except (Exception, SystemExit) as error:
             fail(self.where(e, "reset"), error, None)
-        self.mark[1] = before
+        self.activity[1] = before
         self.opened(e, seed)
         self.over[e] = False
         return result
@@ -232,13 +233,13 @@ class SlotEnvs:
     def step(self, e: int, action: Any) -> Any:
         """One step outside a batch."""
         self.began[e] -= 1
-        self.ledger[e, 2] -= 1
+        self.episode_table[e, 2] -= 1
         before = self.note(e, STEPPING)
         try:
             result = self.envs[e].step(action)
         except (Exception, SystemExit) as error:
             fail(self.where(e, "step"), error, action)
-        self.mark[1] = before
+        self.activity[1] = before
         return result
 
     def finish(self, e: int) -> None:
@@ -246,14 +247,14 @@ class SlotEnvs:
         self.over[e] = True
         self.left[e] -= 1
         if self.left[e] != math.inf:
-            self.ledger[e, 1] = self.left[e]
+            self.episode_table[e, 1] = self.left[e]
         self.idle[e] = self.left[e] <= 0 or self.settings.reset == "batch_end"
 
     def note(self, e: int, doing: int) -> int:
-        """Writes the activity of environment e into `mark`; returns the one before."""
-        mark, before = self.mark, self.mark[1]
-        mark[0], mark[1], mark[2], mark[3] = e, doing, mark[2] + 1, self.slots.start
-        mark[4], mark[5] = self.tick, self.evaluation
+        """Writes the activity of environment e into `activity`; returns the one before."""
+        activity, before = self.activity, self.activity[1]
+        activity[0], activity[1], activity[2], activity[3] = e, doing, activity[2] + 1, self.slots.start
+        activity[4], activity[5] = self.tick, self.evaluation
         return before
 
     def where(self, e: int, phase: str, agent: str | None = None) -> str:
@@ -278,7 +279,7 @@ class SlotEnvs:
         for e, env in enumerate(envs):
             self.note(e, CLOSING)
             said += try_close(env, self._slot(e))
-        self.mark[1] = 0
+        self.activity[1] = 0
         warn_of_closing(said)
 
     def _made(self, e: int) -> Any:

@@ -21,7 +21,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.many.base import AgentsPool
 from penstock.envs.pools.many.contract import NO_CHOICE
 from penstock.envs.pools.many.rows import turns_writer
-from penstock.envs.pools.many.turn_columns import Column, Player, idle_rest
+from penstock.envs.pools.many.turn_columns import Player, SeatColumn, idle_rest
 from penstock.envs.pools.many.turn_envs import TurnEnvs
 from penstock.envs.pools.many.turn_journal import replay_turns
 from penstock.envs.pools.many.turn_source import last_turn
@@ -65,18 +65,18 @@ class TurnPool(AgentsPool):
         """Forgets every episode: the next batch begins with the first episodes of `seed`."""
         E = len(self.host.envs)
         self.host.restart(seed, episodes)
-        self.account.restart()
-        self._columns = [[Column(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
-        self.there = there = TurnEnvs(self.host, self.account, self.settings.journal_steps)
-        self.host.step_of = lambda e: there.moves[e]
-        self._waiting: list[Column | None] = [None] * E
+        self.recorder.restart()
+        self._columns = [[SeatColumn(p, b, b // n) for b in range(E * n)] for p, n in enumerate(self.seats)]
+        self.turns = turns = TurnEnvs(self.host, self.recorder, self.settings.journal_steps)
+        self.host.step_of = lambda e: turns.moves[e]
+        self._waiting: list[SeatColumn | None] = [None] * E
         """Column with a turn that waits for an action; None if the environment is out of room or has no episode
         left."""
         self._pending: list[tuple[Ints, Ints] | None] = [None] * len(self.seats)
         """By policy what `pending` returns, once it has been asked since the last sweep."""
         self._turn: list[tuple[str, Player, Any] | None] = [None] * E
         """The agent to act, and its observation; None while no agent is to act."""
-        self._closing: list[list[tuple[Column, str, Any, Any]]] = [[] for _ in self.seats]
+        self._closing: list[list[tuple[SeatColumn, str, Any, Any]]] = [[] for _ in self.seats]
         """Rows that close at the end of this sweep, by policy: agent, observation and reward.
 
         Rows of an environment that runs on are written immediately, because it may reuse the observation array."""
@@ -85,16 +85,16 @@ class TurnPool(AgentsPool):
 
         They are valid once the environment has gone on, or its episode stands in the log.
         """
-        self._held: list[tuple[Column, list[Any]]] = []
+        self._held: list[tuple[SeatColumn, list[Any]]] = []
         self._sent, self._given = 0, -1
         self._first_batch, self._whole, self._look = True, False, False
 
-    def take_over(self, previous: Sequence[SampleBatch] | None) -> None:
-        """Takes the place of a pool whose worker died, from the ledger and the earlier batches, if any.
+    def resume(self, previous: Sequence[SampleBatch] | None) -> None:
+        """Takes the place of a pool whose worker died, from the episode table and the earlier batches, if any.
 
         Every environment resets into its next episode; open episodes are lost.
         """
-        self.host.take_over()
+        self.host.resume()
         self._outs, self._first_batch = previous or (), previous is None
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
@@ -123,12 +123,12 @@ class TurnPool(AgentsPool):
         self._finish_sweep()
 
     def pending(self, group: int) -> tuple[Ints, Ints]:
-        found = self._pending[group]
-        if found is None:
+        ready = self._pending[group]
+        if ready is None:
             waiting = [x for x in self._waiting if x is not None and x.policy == group]
             slots = np.array([x.index for x in waiting], np.int64)
-            self._pending[group] = found = slots, np.array([x.cursor for x in waiting], np.int64)
-        return found
+            self._pending[group] = ready = slots, np.array([x.cursor for x in waiting], np.int64)
+        return ready
 
     def send(self, group: int, row: int) -> None:
         self._sent += 1
@@ -151,56 +151,56 @@ class TurnPool(AgentsPool):
     def _snapshot(self, e: int) -> dict[str, Any]:
         """An environment between two batches, its open turns, and the seats that wait, as plain data."""
         env = self.host.envs[e]
-        own = env.get_state() if offers_state(env) and not self.host.over[e] else None
+        env_state = env.get_state() if offers_state(env) and not self.host.over[e] else None
         mine = [column for columns in self._columns for column in columns if column.e == e]
         return {
             "columns": [[x.open, x.closed] for x in mine],
             "held": [[mine.index(x), *leaves] for x, leaves in self._held if x.e == e],
-            **self.there.snapshot(e, mine),
-            "account": self.account.snapshot(e),
-            "journal": None if own is not None else self.there.journals[e].to_plain(),
-            "env": own,
+            **self.turns.snapshot(e, mine),
+            "account": self.recorder.snapshot(e),
+            "journal": None if env_state is not None else self.turns.journals[e].to_plain(),
+            "env": env_state,
         }
 
-    def _restore(self, e: int, found: dict[str, Any]) -> bool:
+    def _restore(self, e: int, state: dict[str, Any]) -> bool:
         """Restores the stored episode; returns False if the environment does not reach the same state."""
         host, env = self.host, self.host.envs[e]
         mine = [column for columns in self._columns for column in columns if column.e == e]
         for column in mine:
             column.open, column.closed = False, True
         self._turn[e] = self._waiting[e] = None
-        self.there.forget(e)
+        self.turns.forget(e)
         if host.over[e]:
             return True
-        self.there.open(e, again=True)
-        if found["env"] is not None and offers_state(env):
+        self.turns.open(e, again=True)
+        if state["env"] is not None and offers_state(env):
             host.repeat(e)
-            env.set_state(found["env"])
-        elif found["journal"] is None or not replay_turns(
+            env.set_state(state["env"])
+        elif state["journal"] is None or not replay_turns(
             env,
-            self.there.journals[e],
-            found["journal"],
-            self.there.action_of,
+            self.turns.journals[e],
+            state["journal"],
+            self.turns.action_of,
             host.seating.agents,
             lambda moves: host.repeat(e, moves),
         ):
-            self.there.forget(e)
+            self.turns.forget(e)
             return False
-        self.account.restore(e, found["account"])
-        for column, (open_, closed) in zip(mine, found["columns"]):
+        self.recorder.restore(e, state["account"])
+        for column, (open_, closed) in zip(mine, state["columns"]):
             column.open, column.closed = open_, closed
-        self._held += [(mine[i], leaves) for i, *leaves in found["held"]]
-        self.there.restore(e, found, mine, self.seats)
+        self._held += [(mine[i], leaves) for i, *leaves in state["held"]]
+        self.turns.restore(e, state, mine, self.seats)
         agent = env.agent_selection
         obs, _, _, _, info = env.last()
         if self._tell:
-            obs = host.show(e, "step", agent, obs, info, self.there.state(e, env))
-        self._turn[e] = agent, self.there.players[e][agent], obs
+            obs = host.show(e, "step", agent, obs, info, self.turns.state(e, env))
+        self._turn[e] = agent, self.turns.players[e][agent], obs
         return True
 
     def _sweep(self) -> None:
         """Plays the turns that wait, and lets each of their environments run to its next one."""
-        host, mark = self.host, self.host.mark
+        host, activity = self.host, self.host.activity
         host.tick += 1
         self._look = host.tick % CHECK_EVERY == 0 or host.config.checks == "always"
         chosen: list[Any] = [None] * len(self._waiting)
@@ -210,17 +210,17 @@ class TurnPool(AgentsPool):
                 actions = self._to_env[p](tree_map(lambda x, at=(rows, slots): x[at], out.action))
                 for e, action in zip((slots // self.seats[p]).tolist(), actions):
                     chosen[e] = action
-        mark[1], mark[3], mark[5] = STEPPING, host.slots.start, self.evaluation
+        activity[1], activity[3], activity[5] = STEPPING, host.slots.start, self.evaluation
         for e, column in enumerate(self._waiting):
             if column is None:
                 continue
-            mark[0], mark[4] = e, self.there.moves[e] + 1
+            activity[0], activity[4] = e, self.turns.moves[e] + 1
             self._move(e, column, chosen[e])
             self._advance(e)
-        mark[1] = 0
+        activity[1] = 0
         self._finish_sweep()
 
-    def _move(self, e: int, column: Column, action: Any) -> None:
+    def _move(self, e: int, column: SeatColumn, action: Any) -> None:
         """The agent whose turn it is acts."""
         turn = self._turn[e]
         assert turn is not None
@@ -228,19 +228,19 @@ class TurnPool(AgentsPool):
         column.cursor += 1
         column.open = True
         player.turns += 1
-        self.there.moves[e] += 1
-        self.there.journals[e].add(self.host.index[agent], action)
+        self.turns.moves[e] += 1
+        self.turns.journals[e].add(self.host.index[agent], action)
         self._turn[e] = self._waiting[e] = None
         try:
             self.host.steps[e](action)
         except (Exception, SystemExit) as error:
             fail(self.host.where(e, "step", agent), error, action)
-        if self.there.gone[e] or self._look or not self.host.episode[e]:
-            self.there.look_at_lost(e, agent)
+        if self.turns.gone[e] or self._look or not self.host.episode[e]:
+            self.turns.look_at_lost(e, agent)
 
     def _advance(self, e: int) -> None:
         """Lets an environment run to the next turn that waits for an action, or to where there is no room for it."""
-        host, there, env, players = self.host, self.there, self.host.envs[e], self.there.players[e]
+        host, turns, env, players = self.host, self.turns, self.host.envs[e], self.turns.players[e]
         while True:
             if (turn := self._turn[e]) is not None:  # it found no room in the batch before
                 self._place(e, *turn)
@@ -248,12 +248,12 @@ class TurnPool(AgentsPool):
             if host.over[e]:
                 if host.left[e] <= 0:
                     return
-                there.open(e)
-            result, source = None, there.sources[e]
+                turns.open(e)
+            result, source = None, turns.sources[e]
             try:
                 agents = source.agents
-                if agents != there.agents[e]:
-                    there.changed(e, agents)
+                if agents != turns.agents[e]:
+                    turns.changed(e, agents)
                 if not agents:
                     self._close(e)
                     continue
@@ -262,7 +262,7 @@ class TurnPool(AgentsPool):
                 player = players[agent]
                 obs, reward, terminated, truncated, info = result
             except (Exception, SystemExit) as error:
-                there.fail(e, error, result)
+                turns.fail(e, error, result)
             if (
                 (reward.__class__ is not float and reward.__class__ not in NUMBERS)
                 or (terminated.__class__ is not bool and terminated.__class__ not in FLAGS)
@@ -270,14 +270,14 @@ class TurnPool(AgentsPool):
                 or not -LARGEST_REWARD < reward < LARGEST_REWARD
                 or info.__class__ is not dict
             ):
-                reward = there.real(e, agent, result)
+                reward = turns.real(e, agent, result)
             over = terminated or truncated
-            if not over and host.limit and there.moves[e] >= host.limit:
+            if not over and host.limit and turns.moves[e] >= host.limit:
                 self._cut_long(e)
                 continue
-            there.journals[e].look(obs, reward)
+            turns.journals[e].look(obs, reward)
             if self._tell:
-                obs = host.show(e, "step", agent, obs, info, there.state(e, env), over)
+                obs = host.show(e, "step", agent, obs, info, turns.state(e, env), over)
             column = player.column
             if column is not None and column.open:
                 self._close_row(column, player, agent, obs, reward, terminated, truncated, info)
@@ -285,8 +285,8 @@ class TurnPool(AgentsPool):
                 player.return_ += reward  # earned before its first turn: no row to credit
                 player.discounted += reward
             if over:
-                self.account.report(e, agent, info)
-                there.end(e, agent, player, terminated)
+                self.recorder.report(e, agent, info)
+                turns.end(e, agent, player, terminated)
                 try:
                     env.step(None)
                 except (Exception, SystemExit) as error:
@@ -308,11 +308,11 @@ class TurnPool(AgentsPool):
 
     def _cut_long(self, e: int) -> None:
         """Ends an episode that has as many moves as an evaluation plays: who is there is truncated, unless it ended."""
-        host, there, env = self.host, self.there, self.host.envs[e]
-        state = there.state(e, env) if self._tell else None
-        for agent in list(there.agents[e]):
-            player, info = there.players[e][agent], env.infos[agent]
-            reward, terminated = there.earned(e, agent), bool(env.terminations[agent])
+        host, turns, env = self.host, self.turns, self.host.envs[e]
+        state = turns.state(e, env) if self._tell else None
+        for agent in list(turns.agents[e]):
+            player, info = turns.players[e][agent], env.infos[agent]
+            reward, terminated = turns.earned(e, agent), bool(env.terminations[agent])
             if player.column is not None and player.column.open:
                 obs = env.observe(agent)
                 obs = host.show(e, "step", agent, obs, info, state, True) if self._tell else obs
@@ -320,15 +320,15 @@ class TurnPool(AgentsPool):
             else:
                 player.return_ += reward
                 player.discounted += reward
-                self.account.report(e, agent, info)
-            there.end(e, agent, player, terminated)
+                self.recorder.report(e, agent, info)
+            turns.end(e, agent, player, terminated)
         self._close(e)
 
     def _close(self, e: int) -> None:
         """The episode of an environment is over. A worker that dies leaves it in the log with all rows, or neither."""
-        self.there.close(e)
+        self.turns.close(e)
         self._mark_ends()
-        self.account.log.marked[e] = self.account.log.count[e]
+        self.recorder.log.marked[e] = self.recorder.log.count[e]
 
     def _mark_ends(self) -> None:
         for p, c, b in self._ends:
@@ -360,7 +360,7 @@ class TurnPool(AgentsPool):
             self._waiting[e] = column
 
     def _close_row(
-        self, column: Column, player: Player, agent: str, obs: Any, reward: Any, terminated: Any, truncated: Any,
+        self, column: SeatColumn, player: Player, agent: str, obs: Any, reward: Any, terminated: Any, truncated: Any,
         info: Any,
     ) -> None:  # fmt: skip
         """The turn that was open is a row."""
@@ -368,9 +368,9 @@ class TurnPool(AgentsPool):
         column.open = False
         player.return_ += reward
         player.discounted += player.weight * reward
-        player.weight *= self.account.discount
+        player.weight *= self.recorder.discount
         if info:
-            for key, value in self.account.report(column.e, agent, info).items():
+            for key, value in self.recorder.report(column.e, agent, info).items():
                 if key in self._info[p]:
                     self._info[p][key][c, b] = value
         over = terminated or truncated
@@ -398,10 +398,10 @@ class TurnPool(AgentsPool):
     def _write_closing(self, p: int) -> None:
         """Writes the rows of a policy that close at the end of this sweep."""
         closing, self._closing[p] = self._closing[p], []
-        columns, agents, found, rewards = zip(*closing)
+        columns, agents, observations, rewards = zip(*closing)
         rows, slots = np.array([x.cursor for x in columns]), np.array([x.index for x in columns])
-        if not self._turns_writers[p](self._outs[p].obs, (rows, slots), found):
-            for column, agent, obs in zip(columns, agents, found):
+        if not self._turns_writers[p](self._outs[p].obs, (rows, slots), observations):
+            for column, agent, obs in zip(columns, agents, observations):
                 self._write(column.e, agent, p, column.index, column.cursor, obs)
         rows -= 1
         self._reward[p][rows, slots] = rewards

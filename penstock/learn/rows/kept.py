@@ -52,7 +52,7 @@ class KeptRows:
             self._wait(policy.version)
             return None
         found, self.batch = self.batch, None
-        if policy.columns is not None:
+        if policy.partition is not None:
             assert found is not None
             found = _lengthened(found, max(gathered(policy.comm, found.spec.T)))
         return found
@@ -60,7 +60,7 @@ class KeptRows:
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """The rows of all learners, which all call this; the same on each."""
         batch = self.batch
-        if batch is not None and policy.columns is not None:
+        if batch is not None and policy.partition is not None:
             batch = _side_by_side(gathered(policy.comm, batch))
         plain = None if batch is None else {f.name: getattr(batch, f.name) for f in fields(batch)}
         return {"batch": plain, "waits": [list(x) for x in self._waits]}
@@ -72,9 +72,9 @@ class KeptRows:
         if self.batch is None:
             return
         own, total = slice(None), self.slots or self.batch.spec.B
-        if policy.columns is not None:
-            policy.columns.fit(self.slots)
-            own, total = policy.columns.own, policy.columns.total
+        if policy.partition is not None:
+            policy.partition.fit(self.slots)
+            own, total = policy.partition.local_slots, policy.partition.total
         if total != self.batch.spec.B:
             raise CheckpointError(f"the rows that wait are of {self.batch.spec.B} slots; this run has {total}")
         self.batch = compacted(self.batch[:, own])

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths, tree_structure, tree_unflatten
-from penstock.learn.columns import Columns
+from penstock.learn.slot_partition import SlotPartition
 
 
 def minibatches(
@@ -21,7 +21,7 @@ def minibatches(
     size: int | None,
     rng: np.random.Generator,
     epochs: int = 1,
-    columns: Columns | None = None,
+    partition: SlotPartition | None = None,
     by_rows: bool = False,
 ) -> Iterator[TrainBatch]:
     """Passes over the data in shuffled parts that differ in size by at most one.
@@ -32,7 +32,7 @@ def minibatches(
         size: rows of a part, see `part_count`: the number of updates does not depend on how episodes fell. None: one
             part, not shuffled.
         rng: shuffles.
-        columns: of several learners, whose joint data are cut into parts; this learner gets its share of each, see
+        partition: of several learners, whose joint data are cut into parts; this learner gets its share of each, see
             `shares`.
         by_rows: the number of parts is that of the valid rows, which are few where an agent acts rarely.
 
@@ -41,8 +41,8 @@ def minibatches(
     """
     check_rows(data)
     assert data.valid is not None
-    if columns is not None:
-        yield from shares(data, size, rng, epochs, columns, by_rows)
+    if partition is not None:
+        yield from shares(data, size, rng, epochs, partition, by_rows)
         return
     T, B = data.valid.shape
     amount = int(data.valid.sum()) if by_rows else T * B
@@ -71,7 +71,7 @@ def shares(
     size: int | None,
     rng: np.random.Generator,
     epochs: int,
-    columns: Columns,
+    partition: SlotPartition,
     by_rows: bool = False,
 ) -> Iterator[TrainBatch]:
     """This learner's share of each minibatch that one learner with the data of all would make.
@@ -83,8 +83,8 @@ def shares(
         data: this learner's leaves [T, b, ...]; the other arguments as in `minibatches`, equal on all ranks.
     """
     assert data.valid is not None
-    valid, device = columns.joined(data.valid), data.valid.device
-    (T, B), own = valid.shape, columns.own
+    valid, device = partition.gather(data.valid), data.valid.device
+    (T, B), own = valid.shape, partition.local_slots
     amount = int(valid.sum()) if by_rows else T * B
     if data.state is not None:
         parts = _part_count(amount, size, B) if valid.any() else 0

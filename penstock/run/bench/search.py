@@ -40,7 +40,7 @@ _BATCHES = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """The settings of one sampler and its measured speed."""
 
     sampler: Synchronous
@@ -54,9 +54,9 @@ class Row:
 class BenchmarkResult:
     """The result of a benchmark: every candidate, and the best."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Timing, ...]
     """The fastest first, those that failed last."""
-    best: Row
+    best: Timing
     T: int
     """Time steps of the batches that were measured: the run's, or fewer where its environment is slow."""
     machine: str
@@ -85,7 +85,7 @@ def bench(
         row_s = statistics.median(took for took, _ in _batches(plan, replace(base, T=1), agents, 0.0, _BATCHES))
         T = int(min(max(seconds / _PASSES / _BATCHES / row_s, 1), base.T))
         native = makes_vector_env(plan.env)
-        rows = [Row(sampler) for sampler in candidates(base, machine, native, same_device, exp.run.device)]
+        rows = [Timing(sampler) for sampler in candidates(base, machine, native, same_device, exp.run.device)]
         for _ in range(_PASSES):
             rows = [_measured(plan, row, T, agents, seconds / _PASSES, say) for row in rows]
     measured = [row for row in rows if row.steps_per_s]
@@ -108,27 +108,27 @@ def candidates(
     base: SerialSampler, machine: Machine, native: bool, same_device: bool, device: str
 ) -> list[Synchronous]:
     """The samplers to measure: serial, and each of the others with its usual number of workers and with half of it."""
-    found: list[Synchronous] = [base]
+    samplers: list[Synchronous] = [base]
     if native:
-        return found
+        return samplers
     for name in NAMES[1:]:
         groups = 2 if name == "alternating" else 1
         if groups > base.B or (name == "cpu" and same_device and device != "cpu"):
             continue
         usual = default_workers(machine, base.B, groups, server=name != "cpu")
         counts = sorted({usual, max(usual // 2, 1)})
-        found += [with_settings(base, {"name": name, "workers": n, "groups": groups}) for n in counts]
-    return found
+        samplers += [with_settings(base, {"name": name, "workers": n, "groups": groups}) for n in counts]
+    return samplers
 
 
-def with_settings(base: SerialSampler, found: Mapping[str, Any]) -> Synchronous:
-    """The sampler that `found` names, with its workers and groups, and all else as in `base`."""
-    if found["name"] not in NAMES:
-        raise ConfigError(f"sampler {found['name']!r}; expected one of {', '.join(NAMES)}")
-    cls = find_sampler(found["name"])
+def with_settings(base: SerialSampler, settings: Mapping[str, Any]) -> Synchronous:
+    """The sampler that `settings` names, with its workers and groups, and all else as in `base`."""
+    if settings["name"] not in NAMES:
+        raise ConfigError(f"sampler {settings['name']!r}; expected one of {', '.join(NAMES)}")
+    cls = find_sampler(settings["name"])
     shared = {f.name: getattr(base, f.name) for f in fields(base)}
-    own = {key: found[key] for key in ("workers", "groups") if key in found and found["name"] != "serial"}
-    return cls(**shared, **own)
+    counts = {key: settings[key] for key in ("workers", "groups") if key in settings and settings["name"] != "serial"}
+    return cls(**shared, **counts)
 
 
 def settings_of(sampler: Synchronous) -> dict[str, Any]:
@@ -140,20 +140,20 @@ def settings_of(sampler: Synchronous) -> dict[str, Any]:
 
 def describe(sampler: Synchronous) -> str:
     """A sampler as text, e.g. `cpu, 4 workers` or `alternating, 3 workers x 2 groups`."""
-    found = settings_of(sampler)
-    workers = found.get("workers")
-    text = found["name"] if workers is None else f"{found['name']}, {counted(workers, 'worker')}"
-    return text + (f" x {found['groups']} groups" if found.get("groups", 1) > 1 else "")
+    settings = settings_of(sampler)
+    workers = settings.get("workers")
+    text = settings["name"] if workers is None else f"{settings['name']}, {counted(workers, 'worker')}"
+    return text + (f" x {settings['groups']} groups" if settings.get("groups", 1) > 1 else "")
 
 
-def choose(measured: list[Row]) -> Row:
+def choose(measured: list[Timing]) -> Timing:
     """The simplest sampler about as fast as the fastest: serial before workers, few workers before many."""
     fastest = max(row.steps_per_s for row in measured)
     good = [row for row in measured if row.steps_per_s >= _WORTH * fastest]
     return min(good, key=lambda row: (row.sampler.workers, -row.steps_per_s))
 
 
-def _measured(plan: Plan, row: Row, T: int, agents: Any, seconds: float, say: Callable[[str], None]) -> Row:
+def _measured(plan: Plan, row: Timing, T: int, agents: Any, seconds: float, say: Callable[[str], None]) -> Timing:
     """The row with its speed in batches of T, if that is more than it had."""
     if row.note:
         return row

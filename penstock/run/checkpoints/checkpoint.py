@@ -25,6 +25,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import HashedFile, fsync_dir, read_stored, require_inside, write_new
 from penstock.core.wire import Packed
 from penstock.run.checkpoints.arrays import map_array, write_array, write_bytes
+from penstock.run.checkpoints.cleanup import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
 from penstock.run.checkpoints.manifest import (
     ARRAY_FILE,
     MANIFEST,
@@ -35,16 +36,6 @@ from penstock.run.checkpoints.manifest import (
     manifest_bytes,
     read_manifest,
     verify,
-)
-from penstock.run.checkpoints.retention import (
-    REPLACED,
-    broken_name,
-    candidates,
-    prune,
-    remove,
-    step_of,
-    temporary,
-    tidy,
 )
 from penstock.run.checkpoints.state_codec import pack, unpack
 

@@ -25,12 +25,12 @@ from penstock.learn.train_ops import train_one_step
 from penstock.run.checkpoints.state_codec import decode, encode
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
-from penstock.samplers.accounts.envs import Envs
-from penstock.samplers.accounts.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import received
+from penstock.samplers.trackers.envs import Envs
+from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
 Weights = Mapping[str, np.ndarray[Any, Any]] | Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
 """Arrays by name of one policy, or of several by policy id."""
@@ -250,7 +250,7 @@ class EnvRunner:
         """
         B = self._plan.fragment.B
         state = PoolState.resetting([episodes] * B, calls=from_plain(calls))
-        self._acting.live.go_on(rows, None, state, [None] * B)
+        self._acting.live.resume(rows, None, state, [None] * B)
         self._itr = itr
 
     @property

@@ -16,9 +16,9 @@ from penstock.learn.policy_set import trained_policies
 from penstock.run.env_runners.env_runner import EnvRunner
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
-from penstock.samplers.accounts.envs import Envs
 from penstock.samplers.runners.fragments import Fragments
 from penstock.samplers.runners.runners import Runners, late
+from penstock.samplers.trackers.envs import Envs
 from penstock.workers.faults import FaultPolicy, Faults
 
 _OPTIONS = ("address", "num_cpus", "object_store_mb")
@@ -89,8 +89,8 @@ class EnvRunnerGroup:
                 restarts=restarts,
                 min_runners=min_runners,
             )
-            self._runners.losses.append(self._lost)
-            self._runners.arrivals.append(self._replaced)
+            self._runners.on_failed.append(self._lost)
+            self._runners.on_restored.append(self._replaced)
 
     @property
     def local_worker(self) -> EnvRunner:
@@ -180,7 +180,7 @@ class EnvRunnerGroup:
         if self._runners is None:
             return self.local_worker.sample()
         runners = self._open(self._runners)
-        runners.welcome()
+        runners.restore()
         self._take_in_pushes(runners)
         found = dict[int, Any]()
 
@@ -214,7 +214,7 @@ class EnvRunnerGroup:
             whole = any(policy.replay_schedule is not None for policy in trained_policies(local.policy).values())
         weights, sent, since = None, (-1, -1), dict[int, float]()  # when a runner was asked first, or answered last
         while True:
-            runners.welcome()
+            runners.restore()
             if sent != (now_at := (self._version, local.policy.version)):
                 weights, sent = runners.publish(local.agent), now_at
             for i in runners.alive:

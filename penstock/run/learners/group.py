@@ -11,7 +11,7 @@ from typing import Any
 
 import penstock.core.errors as errors
 from penstock.actors.backend import Backend, RunnerError
-from penstock.actors.link import Lent
+from penstock.actors.link import LentDescriptor
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
 from penstock.learn.policy_set import AnyPolicy, trained_policies
@@ -73,7 +73,8 @@ class LearnerGroup(Rank):
             self._meeting = self._met_at()
             local = isinstance(self._meeting, FileMeeting)
             super().__init__(0, size, self._meeting.meet_as(0, size), run.learner_timeout_s, local, self._look)
-            self.call("build", Lent(self._meeting.fd) if isinstance(self._meeting, FileMeeting) else self._meeting)
+            meeting = self._meeting
+            self.call("build", LentDescriptor(meeting.fd) if isinstance(meeting, FileMeeting) else meeting)
         except BaseException:
             self._release()
             raise
@@ -89,8 +90,8 @@ class LearnerGroup(Rank):
         with self.explained():
             whole = super().join(policy, step)
         for id_, own in trained_policies(policy).items():
-            assert own.columns is not None
-            own.columns.ask = functools.partial(self.call, "give", id_)
+            assert own.partition is not None
+            own.partition.ask = functools.partial(self.call, "give", id_)
 
         def ordered(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
             with self.explained():

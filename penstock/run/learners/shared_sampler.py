@@ -13,9 +13,9 @@ from penstock.core.errors import CheckpointError
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
 from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Divisible, Sampler
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
 
 _A_BATCH = 1 << 32
 """More than the ends of a batch."""
@@ -101,7 +101,7 @@ class SharedSampler(Evaluates):
         Raises:
             CheckpointError: it is of another number of slots, or of learners where it cannot be divided.
         """
-        own = state
+        state_of_rank = state
         if _BY_RANK in state:
             states = state[_BY_RANK]
             if len(states) != len(self._slots):
@@ -109,10 +109,10 @@ class SharedSampler(Evaluates):
                     f"the checkpoint holds the samplers of {len(states)} learners, whose states cannot be divided "
                     f"anew; this run has run.learners={len(self._slots)}: go on with as many"
                 )
-            own = states[self._comm.rank]
+            state_of_rank = states[self._comm.rank]
         elif isinstance(self.inner, Divisible):
-            own = self.inner.split_state(state, self._slots)[self._comm.rank]
-        self.inner.load_state_dict(own)
+            state_of_rank = self.inner.split_state(state, self._slots)[self._comm.rank]
+        self.inner.load_state_dict(state_of_rank)
         cut = gathered(self._comm, list(self.inner.cut_slots))
         self.cut_slots = [b + at.start for found, at in zip(cut, self._slots) for b in found]
 
@@ -131,13 +131,13 @@ def shared_step(step: TrainingStepFn) -> TrainingStepFn:
     """An iteration of every rank at once: environment steps and episodes are those of all."""
 
     def of_all(policy: AnyPolicy, sampler: Any, itr: int) -> TrainingStep:
-        own = step(policy, sampler, itr)
-        played = own.episodes.numbered(sampler.first_slot)
-        mine = {"steps": own.env_steps, "episodes": played.to_plain(), "metrics": sampler.inner.metrics()}
-        told = gathered(policy.comm, {**mine, "ended": sampler.ended(len(own.episodes))})
+        local = step(policy, sampler, itr)
+        played = local.episodes.numbered(sampler.first_slot)
+        mine = {"steps": local.env_steps, "episodes": played.to_plain(), "metrics": sampler.inner.metrics()}
+        told = gathered(policy.comm, {**mine, "ended": sampler.ended(len(local.episodes))})
         sampler.told([x["metrics"] for x in told])
         episodes = join_episodes([Episodes(**x["episodes"]) for x in told])
         episodes = episodes.sorted_by(np.concatenate([x["ended"] for x in told]))
-        return own._replace(env_steps=sum(x["steps"] for x in told), episodes=episodes)
+        return local._replace(env_steps=sum(x["steps"] for x in told), episodes=episodes)
 
     return of_all

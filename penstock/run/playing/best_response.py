@@ -32,7 +32,7 @@ from penstock.envs.agent_observations import AgentObservations
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs
 from penstock.envs.shutdown import close_env
-from penstock.run.playing.copies import Copies
+from penstock.run.playing.copies import EnvCopies
 from penstock.run.playing.opponents import RandomAgent
 from penstock.run.playing.sides import Side
 
@@ -184,7 +184,7 @@ class _Walk:
         self._env, self._name, self._players, self._showing, self._most = env, name, players, showing, positions
         self._agent, self._tried = "", 0
         self._known: dict[tuple[tuple[bytes, float], ...], _Values] = {}
-        self._copies = Copies(name, TRAINED)
+        self._copies = EnvCopies(name, TRAINED)
 
     def check_copies(self, seed: int) -> None:
         """Raises ConfigError unless each move of an episode of first legal moves has the same outcome in a copy."""

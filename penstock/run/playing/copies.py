@@ -12,7 +12,7 @@ import gymnasium
 from penstock.core.errors import ConfigError, words_of
 
 
-class Copies:
+class EnvCopies:
     """Makes copies of an environment that this process has made; all of them share its spaces.
 
     Args:

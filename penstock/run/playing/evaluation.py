@@ -20,8 +20,8 @@ from penstock.run.entry import open_policy
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, seated_for
 from penstock.run.playing.video import VideoWriter
-from penstock.samplers.accounts.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
 
 def evaluate(

@@ -20,7 +20,7 @@ _EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_
 
 
 @dataclass(frozen=True)
-class Points:
+class Series:
     """Finite values of one metric, in the order they were logged."""
 
     steps: Floats
@@ -39,11 +39,11 @@ class Curve:
     """The points that a picture shows of one run; `own` and `data` are not both empty."""
 
     of: Identity
-    own: Points
+    own: Series
     """The metric of the run's own policy."""
-    evals: Points
+    evals: Series
     """Mean returns of its evaluations."""
-    data: Points
+    data: Series
     """The metric of the dataset that is played back; empty for a run that samples."""
     policy: str | None = None
     """Id of the curve's policy, "" for all agents together; None with a single policy."""
@@ -57,10 +57,10 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     """
     of, rows = identify(run_dir), read_metrics(run_dir)
     policies = _policies(rows)
-    found = [_curve(of, rows, _of_policy(metric, policy), _of_policy(EVAL, policy), policy) for policy in policies]
-    found = [curve for curve in found if len(curve.own)]
-    whole = _curve(of, rows, metric, EVAL, "" if found else None)
-    return [whole, *found] if len(whole.own) or len(whole.data) else found
+    curves = [_curve(of, rows, _of_policy(metric, policy), _of_policy(EVAL, policy), policy) for policy in policies]
+    curves = [curve for curve in curves if len(curve.own)]
+    joint = _curve(of, rows, metric, EVAL, "" if curves else None)
+    return [joint, *curves] if len(joint.own) or len(joint.data) else curves
 
 
 def without_copies(runs: Sequence[Curve]) -> tuple[list[Curve], list[Curve]]:
@@ -87,8 +87,8 @@ def _is_copy(short: Curve, long: Curve) -> bool:
 def _policies(rows: Sequence[dict[str, float]]) -> list[str]:
     """Ids of policies, in the order in which rows name them; none where there is one."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    found = [re.fullmatch(r"rollout/([^/]+)/ep_rew_mean|eval/([^/]+)/mean_reward", key) for key in keys]
-    return list(dict.fromkeys(match[1] or match[2] for match in found if match))
+    matches = [re.fullmatch(r"rollout/([^/]+)/ep_rew_mean|eval/([^/]+)/mean_reward", key) for key in keys]
+    return list(dict.fromkeys(match[1] or match[2] for match in matches if match))
 
 
 def _of_policy(metric: str, policy: str) -> str:
@@ -99,20 +99,20 @@ def _of_policy(metric: str, policy: str) -> str:
 def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: str, policy: str | None) -> Curve:
     evals = _points(rows, evaluated)
     if of.offline and metric.startswith("rollout/"):
-        own, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
+        points, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
     else:
-        own, data = _points(rows, metric), _points([], metric)
-    return Curve(of, own, evals, data, policy)
+        points, data = _points(rows, metric), _points([], metric)
+    return Curve(of, points, evals, data, policy)
 
 
-def _points(rows: list[dict[str, float]], key: str) -> Points:
+def _points(rows: list[dict[str, float]], key: str) -> Series:
     """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
-    found = [row for row in rows if math.isfinite(row.get(key, math.nan))]
+    finite = [row for row in rows if math.isfinite(row.get(key, math.nan))]
     timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
-    steps, seconds = _column(found, "step"), np.full(len(found), math.nan)
+    steps, seconds = _column(finite, "step"), np.full(len(finite), math.nan)
     if timed:
         seconds = np.interp(steps, _column(timed, "step"), _column(timed, _TIME))
-    return Points(steps, seconds, _column(found, key))
+    return Series(steps, seconds, _column(finite, key))
 
 
 def _column(rows: list[dict[str, float]], key: str) -> Floats:

@@ -16,7 +16,7 @@ from penstock.run.files.stored_experiment import as_checkpoint_error, require_pl
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
 from penstock.run.plots.curve_groups import curve_names
-from penstock.run.plots.curves import Curve, Points, read_curves, without_copies
+from penstock.run.plots.curves import Curve, Series, read_curves, without_copies
 from penstock.run.plots.looks import (
     DATA,
     EVALUATION,
@@ -168,7 +168,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
 
 
 def _panel(
-    axes: Any, runs: list[Curve], x: Callable[[Points], Floats], look: dict[str, Any], index: int, points_too: bool
+    axes: Any, runs: list[Curve], x: Callable[[Series], Floats], look: dict[str, Any], index: int, points_too: bool
 ) -> str:
     """Draws one curve; returns the end of its name, such as ` (5 seeds)`."""
     for run in runs:

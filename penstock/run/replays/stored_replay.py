@@ -13,8 +13,8 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.machine import counted
 from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.cleanup import candidates
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
-from penstock.run.checkpoints.retention import candidates
 from penstock.run.files.stored_experiment import as_checkpoint_error
 
 _EXPERIENCE = "experience"
@@ -94,15 +94,15 @@ def open_replay(path: Path | str, which: str = "last", policy: str | None = None
         CheckpointError: the replay is damaged or removed (names the file), or there never was one.
         ConfigError: several policies have one and none is named, or one that has none.
     """
-    found = open_replays(path, which)
-    if policy is None and len(found) == 1:
-        return next(iter(found.values()))
+    replays = open_replays(path, which)
+    if policy is None and len(replays) == 1:
+        return next(iter(replays.values()))
     if policy is None:
-        raise ConfigError(f"{path} holds the replays of {list(found)}; say whose: --policy {next(iter(found))}")
-    if policy not in found:
-        known = nearest(policy, found) if any(found) else "the run has one policy, leave --policy out"
+        raise ConfigError(f"{path} holds the replays of {list(replays)}; say whose: --policy {next(iter(replays))}")
+    if policy not in replays:
+        known = nearest(policy, replays) if any(replays) else "the run has one policy, leave --policy out"
         raise ConfigError(f"{path} holds no replay of a policy {policy!r}; {known}")
-    return found[policy]
+    return replays[policy]
 
 
 def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredReplay]:
@@ -135,19 +135,19 @@ def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredRepla
         owners = [
             key.removesuffix(_EXPERIENCE) for key in states if key == _EXPERIENCE or key.endswith(f"/{_EXPERIENCE}")
         ]
-        found: dict[str, StoredReplay] = {}
+        replays: dict[str, StoredReplay] = {}
         for prefix in owners:
-            own = states[prefix + _EXPERIENCE]
+            state = states[prefix + _EXPERIENCE]
             mine = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
             history = max((int(x.max(initial=0)) for name, x in mine.items() if name.endswith(".age")), default=0)
             whose = prefix.removesuffix("/")
-            found[whose] = StoredReplay(
-                folder, checkpoint.step, own["replay"], int(own["trained"]), mine, history, whose
+            replays[whose] = StoredReplay(
+                folder, checkpoint.step, state["replay"], int(state["trained"]), mine, history, whose
             )
-            _require_sound(found[whose])
-        if not found:
+            _require_sound(replays[whose])
+        if not replays:
             raise KeyError(_EXPERIENCE)
-        return found
+        return replays
 
 
 def _require_sound(replay: StoredReplay) -> None:
@@ -207,7 +207,7 @@ def whole_episodes(replay: StoredReplay) -> list[tuple[int, int, int]]:
     """Slot, first row and the row after the last of every episode that is stored from its reset to its end."""
     start, head = replay.oldest, replay.head
     flags = [replay.rows(name, start, head) for name in ("first", "terminated", "truncated", "valid")]
-    found: list[tuple[int, int, int]] = []
+    episodes: list[tuple[int, int, int]] = []
     for b in range(replay.slots):
         first, terminated, truncated, valid = (x[:, b] for x in flags)
         row = np.arange(len(first))
@@ -215,20 +215,20 @@ def whole_episodes(replay: StoredReplay) -> list[tuple[int, int, int]]:
         over = valid & (terminated | truncated)
         # Rows lost, or ended before, between an episode's first row and each row.
         breaks = np.concatenate([[0], np.cumsum(~valid | over)])
-        whole = np.flatnonzero(over & (opened >= 0) & (breaks[row] == breaks[opened]))
-        found += [(b, start + int(opened[last]), start + int(last) + 1) for last in whole]
-    return found
+        ends = np.flatnonzero(over & (opened >= 0) & (breaks[row] == breaks[opened]))
+        episodes += [(b, start + int(opened[last]), start + int(last) + 1) for last in ends]
+    return episodes
 
 
 def _episodes(replay: StoredReplay) -> str:
     """Returns and lengths of the whole episodes as text."""
     rewards, base = replay.rows("prev_reward", replay.oldest + 1, replay.head + 1), replay.oldest
-    found = whole_episodes(replay)
-    if not found:
+    episodes = whole_episodes(replay)
+    if not episodes:
         return "none is kept from its first row to its last"
-    returns = [rewards[start - base : stop - base, b].sum(dtype=np.float64) for b, start, stop in found]
-    lengths = [stop - start for _, start, stop in found]
-    return f"{len(found):,} kept whole; return {_numbers(returns)}; length {_numbers(lengths)}"
+    returns = [rewards[start - base : stop - base, b].sum(dtype=np.float64) for b, start, stop in episodes]
+    lengths = [stop - start for _, start, stop in episodes]
+    return f"{len(episodes):,} kept whole; return {_numbers(returns)}; length {_numbers(lengths)}"
 
 
 def _numbers(x: Any) -> str:

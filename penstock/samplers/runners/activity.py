@@ -8,32 +8,32 @@ from typing import Any
 import numpy as np
 
 import penstock.actors.note as note
-from penstock.envs.pools.pool import LEDGER_WORDS
-from penstock.workers.control import MARK_WORDS
+from penstock.envs.pools.pool import TABLE_WORDS
+from penstock.workers.control import ACTIVITY_WORDS
 from penstock.workers.shares import at_work
 
-_MARK = slice(1, 1 + MARK_WORDS)
-_SEED = _MARK.stop
+_ACTIVITY = slice(1, 1 + ACTIVITY_WORDS)
+_SEED = _ACTIVITY.stop
 """Place of the seed of the evaluation that was opened last."""
-_LEDGERS = slice(_SEED + 1, note.WORDS * 3 // 4), slice(note.WORDS * 3 // 4, note.WORDS)
-"""Places of the ledgers of training and evaluation, each after its number of slots."""
+_TABLES = slice(_SEED + 1, note.WORDS * 3 // 4), slice(note.WORDS * 3 // 4, note.WORDS)
+"""Places of the episode tables of training and evaluation, each after its number of slots."""
 
 
 class Activity:
     """Words of this process's note as the memory that a SerialSampler notes its activity in."""
 
-    slab = None
+    memory_fd = None
 
     def __init__(self, words: note.Words) -> None:
         self._words = words
-        self.mark = words.data[_MARK]  # whose items are set faster than an array's
+        self.activity = words.data[_ACTIVITY]  # whose items are set faster than an array's
 
-    def ledger(self, B: int, evaluation: bool = False) -> Any:
-        """[B, LEDGER_WORDS] int64 in the note, or beside it if there are too many slots."""
-        room, size = self._words[_LEDGERS[evaluation]], B * LEDGER_WORDS
+    def episode_table(self, B: int, evaluation: bool = False) -> Any:
+        """[B, TABLE_WORDS] int64 in the note, or beside it if there are too many slots."""
+        room, size = self._words[_TABLES[evaluation]], B * TABLE_WORDS
         fits = size < len(room)
         room[0] = B if fits else 0
-        return (room[1 : 1 + size] if fits else np.zeros(size, np.int64)).reshape(B, LEDGER_WORDS)
+        return (room[1 : 1 + size] if fits else np.zeros(size, np.int64)).reshape(B, TABLE_WORDS)
 
 
 def note_evaluation(seed: int) -> None:
@@ -49,7 +49,7 @@ def described(words: Sequence[int], name: str, seed: int) -> str:
     Args:
         words: of a runner's note. name: of the environment. seed: of the run.
     """
-    slot, doing, _, _, _, evaluation = mark = words[_MARK]
-    B, *ledger = words[_LEDGERS[bool(evaluation)]]
-    line = ledger[slot * LEDGER_WORDS : (slot + 1) * LEDGER_WORDS]
-    return at_work(name, words[_SEED] if evaluation else seed, mark, line, None) if doing and slot < B else ""
+    slot, doing, _, _, _, evaluation = activity = words[_ACTIVITY]
+    B, *episode_table = words[_TABLES[bool(evaluation)]]
+    line = episode_table[slot * TABLE_WORDS : (slot + 1) * TABLE_WORDS]
+    return at_work(name, words[_SEED] if evaluation else seed, activity, line, None) if doing and slot < B else ""

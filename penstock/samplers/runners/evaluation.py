@@ -69,7 +69,7 @@ class EvaluationRunners(EvaluationSource):
 
     def _deal(self) -> None:
         """Deals the slots among the runners that are alive."""
-        self._runners.welcome()
+        self._runners.restore()
         alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
         if fixed > 1:  # native batched environments have a fixed number each, and one more runner may have come up
             alive = alive[: self._B // fixed]

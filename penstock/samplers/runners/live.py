@@ -18,15 +18,15 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, Share
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
-from penstock.samplers.accounts.ahead import Ahead
-from penstock.samplers.accounts.evaluation import Evaluates, Evaluation
-from penstock.samplers.accounts.states import State
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.pool import RunnerServer, RunnerSource
 from penstock.samplers.runners.runners import Runners
 from penstock.samplers.runners.share import SamplerShare
+from penstock.samplers.trackers.batch_queue import BatchQueue
+from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
+from penstock.samplers.trackers.states import State
 
 if TYPE_CHECKING:
     from penstock.samplers.runners.settings import RunnerSampler
@@ -64,7 +64,7 @@ class RunnersLive(Evaluates):
         )
         """The actors, for `foreach` and the like."""
         self.batch_spec, self._depth = settings.spec, settings.depth
-        self._queues = [Ahead(ahead) for _ in parts]
+        self._queues = [BatchQueue(ahead) for _ in parts]
         try:
             self._pools = [RunnerSource(self.runners, part, config, self._whole) for part in parts]
             self._lives = [
@@ -158,7 +158,7 @@ class SyncRunners(RunnersLive):
     def __init__(self, settings: RunnerSampler, config: EnvConfig, seed: int, share: Share) -> None:
         parts = [range(settings.runners)]
         super().__init__(settings, config, seed, share, parts, settings.depth)
-        self._live, self._pool, self._ahead = self._lives[0], self._pools[0], self._queues[0]
+        self._live, self._pool, self._queue = self._lives[0], self._pools[0], self._queues[0]
 
     def obtain_samples(self, itr: int) -> tuple[AnyBatch, Episodes]:
         """Batch `itr`, valid until the next call, and the episodes that ended in it.
@@ -166,10 +166,10 @@ class SyncRunners(RunnersLive):
         Raises:
             EnvWorkerError: an environment raised or broke its contract, or runners were lost too often.
         """
-        agent, ahead = self._acting(), self._ahead
+        agent, ahead = self._acting(), self._queue
         if not self._depth:
             ahead.next = ahead.released = itr  # batches of any number
-        self.runners.welcome()
+        self.runners.restore()
         weights, begun = self.runners.publish(agent), time.perf_counter()
         for k in ahead.release(itr, itr):
             calls = self._pool.requests[k] = {}
@@ -184,21 +184,21 @@ class SyncRunners(RunnersLive):
 
     def metrics(self) -> dict[str, float]:
         """`group/...` times, `sampler/lag` in training steps, faults, and the metrics of the runners' samplers."""
-        return {**self._live.metrics(), **self._ahead.lag}
+        return {**self._live.metrics(), **self._queue.lag}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches; with depth the batches ahead too, in the form of an AsyncSampler."""
         self._acting()
         if not self._depth:
             return self._live.state_dict()
-        if not self._ahead.released:
+        if not self._queue.released:
             called = any(self.calls_of_envs) or bool(self._live.evaluation_calls)
             return {"released": 0, "inner": self._live.state_dict()} if called else {"released": 0}
-        for itr in range(self._ahead.next, self._ahead.released):
-            if itr not in self._ahead.waiting:
+        for itr in range(self._queue.next, self._queue.released):
+            if itr not in self._queue.waiting:
                 self._collect(itr)
         inner = self._live.state_dict()
-        return self._ahead.state_dict(inner, np.array(inner["pool"]["episode"], np.int64))
+        return self._queue.state_dict(inner, np.array(inner["pool"]["episode"], np.int64))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`, and of that of other samplers with as many slots and the same depth."""
@@ -207,21 +207,21 @@ class SyncRunners(RunnersLive):
             if "inner" in state:
                 self._live.load_state_dict(state["inner"])
             return
-        self._ahead.check(state)
+        self._queue.check(state)
         self._live.load_state_dict(state.get("inner", state), state.get("released", 1) - 1)
         self.cut_slots = self._live.cut_slots
         if self._depth:
-            self._ahead.load_state_dict(state)
+            self._queue.load_state_dict(state)
 
     def join_states(self, states: Sequence[State]) -> State:
         """The state of one sampler of all slots, as `Divisible.join_states`."""
-        return (self._ahead if self._depth else self._live).join_states(states)
+        return (self._queue if self._depth else self._live).join_states(states)
 
     def split_state(self, state: State, slots: Sequence[slice]) -> list[State]:
         """Inverse of `join_states`."""
-        return (self._ahead if self._depth else self._live).split_state(state, slots)
+        return (self._queue if self._depth else self._live).split_state(state, slots)
 
     def _collect(self, itr: int) -> AnyBatch:
         """Waits for a batch that was released, and returns it."""
-        batch, self._ahead.waiting[itr] = self._live.obtain_samples(itr, self._ahead.versions.pop(itr))
+        batch, self._queue.waiting[itr] = self._live.obtain_samples(itr, self._queue.versions.pop(itr))
         return batch

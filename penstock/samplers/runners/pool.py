@@ -54,7 +54,7 @@ class RunnerSource(Source):
         self._columns = {i: [columns(slots, n) for n in self.seats] for i, slots in self._slots.items()}
         self.requests: dict[int, dict[int, Any]] = {}
         """Calls in flight: of each batch by runner."""
-        self._taking_over: dict[int, Any] = {}  # calls of replacements that have not delivered yet
+        self._resuming: dict[int, Any] = {}  # calls of replacements that have not delivered yet
         self._previous: Sequence[SampleBatch] | None = None
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
@@ -69,8 +69,8 @@ class RunnerSource(Source):
         rows = {i: of_another(f"runner {i}", i) for i in self.numbers}
         self._rows = {i: row for i, row in rows.items() if row is not None}
         self._collect = timed(WAIT, runners.collect)
-        runners.losses.append(self._lost)
-        runners.arrivals.append(self._take_over)
+        runners.on_failed.append(self._lost)
+        runners.on_restored.append(self._resume_runner)
 
     def fill(self, batches: Sequence[SampleBatch], itr: int) -> None:
         """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batches."""
@@ -80,8 +80,8 @@ class RunnerSource(Source):
         def take(i: int, reply: dict[str, Any]) -> None:
             nonlocal copied, slowest_s
             start = time.perf_counter()
-            if i in self._taking_over:
-                self.runners.backend.result(self._taking_over.pop(i), self.runners.deadline_s)
+            if i in self._resuming:
+                self.runners.backend.result(self._resuming.pop(i), self.runners.deadline_s)
             unpack_fragment(reply["rows"], batches, self._columns[i], self.log, self._slots[i])
             arrived.add(i)
             slowest_s = max(slowest_s, reply["sample_s"])
@@ -117,20 +117,20 @@ class RunnerSource(Source):
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
         calls = [list(mine) for mine in self.calls] if any(self.calls) else []
-        whole = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()), calls=calls)
+        total = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()), calls=calls)
         alive = [i for i in self.runners.alive if i in self._columns]
-        found = self.runners.collect(
+        replies = self.runners.collect(
             {i: self.runners.call(i, "pool_state") for i in alive}, self.runners.start_timeout_s
         )
-        for i, reply in found.items():
+        for i, reply in replies.items():
             part, slots = PoolState.from_plain(reply["pool"]), self._slots[i]
-            part.began = [n + whole.tick - part.tick for n in part.began]
+            part.began = [n + total.tick - part.tick for n in part.began]
             if part.episode:  # native batched environments know of none: all of their slots reset next
-                whole.put(slots, part)
+                total.put(slots, part)
             for policy, states, at in zip(self._seating.policies, self._states, self._columns[i]):
                 tree_map(lambda x, y, at=at: np.copyto(x[at], y), states, reply["agent_states"][policy])
-            whole.restarts = max(whole.restarts, part.restarts)
-        return whole
+            total.restarts = max(total.restarts, part.restarts)
+        return total
 
     def set_state(
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
@@ -149,17 +149,17 @@ class RunnerSource(Source):
                 part.restarts = state.restarts
                 calls[i] = self.runners.call(
                     i,
-                    "go_on",
+                    "resume",
                     self._rows_of(outs, i),
                     self._states_of(i),
                     part.to_plain(),
                     [None if x is None else tuple(x) for x in journal[slots]],
                 )
-        found = self.runners.collect(calls, self.runners.start_timeout_s)
+        cut_slots = self.runners.collect(calls, self.runners.start_timeout_s)
         lost: list[int] = []
         for i, slots in self._slots.items():  # without an answer it died, and the open episodes with it
             mine = range(slots.start, slots.stop)
-            lost += [mine[b] for b in found[i]] if i in found else [b for b in mine if not state.ended[b]]
+            lost += [mine[b] for b in cut_slots[i]] if i in cut_slots else [b for b in mine if not state.ended[b]]
         return sorted(lost)
 
     def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
@@ -185,8 +185,8 @@ class RunnerSource(Source):
     def metrics(self) -> dict[str, float]:
         """`group/...` times of the last round, runners alive, faults of runners and inside them, and their waits."""
         waits: dict[str, list[float]] = {}
-        for found in self._runner_metrics.values():
-            for name, value in found.items():
+        for of_runner in self._runner_metrics.values():
+            for name, value in of_runner.items():
                 if not name.startswith(("faults/", "env/out_of_bounds")):
                     waits.setdefault(name, []).append(value)
         lost = waits.pop("env/lost_rewards", [])
@@ -207,8 +207,8 @@ class RunnerSource(Source):
 
     def _faults(self) -> Counter[str]:
         counts = self._restored + self._gone + (self.runners.faults.counts if self._whole else Counter())
-        for found in self._runner_metrics.values():
-            counts.update({name[len("faults/") :]: int(n) for name, n in found.items() if name.startswith("faults/")})
+        for values in self._runner_metrics.values():
+            counts.update({name[len("faults/") :]: int(n) for name, n in values.items() if name.startswith("faults/")})
         return counts
 
     def _lost(self, i: int) -> None:
@@ -239,14 +239,14 @@ class RunnerSource(Source):
         each = zip(self._seating.policies, self._states, self._columns[i])
         return {policy: tree_map(lambda x, at=at: x[at].copy(), states) for policy, states, at in each}
 
-    def _take_over(self, i: int) -> None:
+    def _resume_runner(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
         if i not in self._columns:
             return
         slots = self._slots[i]
         if self._previous is None:
             if any(self.calls[slots]):
-                self._taking_over[i] = self.runners.call(i, "recall", plain(self.calls[slots]))
+                self._resuming[i] = self.runners.call(i, "recall", plain(self.calls[slots]))
             return
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
         state.calls = list(self.calls[slots])
@@ -254,7 +254,7 @@ class RunnerSource(Source):
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
             for row, spec in zip(rows.values(), self.specs):
                 after_standing_still(row, spec.null_action)
-        self._taking_over[i] = self.runners.call(i, "go_on", rows, None, state.to_plain(), unknown)
+        self._resuming[i] = self.runners.call(i, "resume", rows, None, state.to_plain(), unknown)
 
 
 class RunnerServer:

@@ -10,11 +10,11 @@ from penstock.core.errors import CheckpointError
 from penstock.core.spec import Share
 from penstock.core.trace import WAIT, timed
 from penstock.envs.make import EnvConfig
-from penstock.samplers.accounts.ahead import waiting_state
-from penstock.samplers.accounts.lag import lags
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.runners.live import RunnersLive
 from penstock.samplers.runners.runners import late
+from penstock.samplers.trackers.batch_queue import waiting_state
+from penstock.samplers.trackers.lag import lags
 
 if TYPE_CHECKING:
     from penstock.samplers.runners.settings import RunnerSampler
@@ -40,7 +40,7 @@ class AsyncRunners(RunnersLive):
         self._count = 0
         self._round: dict[str, float] = {}
         self._lag: dict[str, float] = {}
-        self.runners.losses.append(self._lost)
+        self.runners.on_failed.append(self._lost)
 
     @property
     def _buffers(self) -> int:
@@ -58,7 +58,7 @@ class AsyncRunners(RunnersLive):
         else:
             weights = self.runners.publish(agent)
             while True:
-                self.runners.welcome()
+                self.runners.restore()
                 for i in self.runners.alive:
                     if not self._queues[i].versions:  # it has just come up
                         self._request(i, weights, itr)

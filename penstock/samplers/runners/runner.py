@@ -111,7 +111,7 @@ class Runner:
         """Returns the state of every slot between two fragments, and the recurrent states [B, ...] by policy id."""
         return {"pool": self.live.pool.get_state().to_plain(), "agent_states": self.live.agent_states()}
 
-    def go_on(
+    def resume(
         self,
         rows: Mapping[str, dict[str, Tree]],
         agent_states: Mapping[str, Tree] | None,
@@ -125,7 +125,7 @@ class Runner:
         """
         self._fresh, self.version = False, -1  # weights of an equal version may be others in what goes on
         known = [None if x is None else OpenEpisode(*x) for x in episodes]
-        return self.live.go_on(rows, agent_states, PoolState.from_plain(pool), known)
+        return self.live.resume(rows, agent_states, PoolState.from_plain(pool), known)
 
     def call_envs(self, call: tuple[Any, ...], slots: list[int]) -> list[tuple[Any, ...]]:
         """Executes a call in these of its slots, counted from its first; returns the answers."""

@@ -61,9 +61,9 @@ class Runners:
         """Columns of each runner in a batch of all of them."""
         self.deadline_s, self.start_timeout_s, self.min_runners = deadline_s, start_timeout_s, min_runners
         self.faults = Faults(fault_policy, restarts, "runner")
-        self.losses: list[Callable[[int], None]] = []
+        self.on_failed: list[Callable[[int], None]] = []
         """Called with the number of a runner that was lost."""
-        self.arrivals: list[Callable[[int], None]] = []
+        self.on_restored: list[Callable[[int], None]] = []
         """Called with the number of each runner that was replaced."""
         self.greetings: dict[str, Callable[[], tuple[Any, ...]]] = {}
         """Methods that a replacement is called with before all others, and what returns their arguments."""
@@ -147,7 +147,7 @@ class Runners:
             harmless: an exception of a call is raised here, and its runner stays.
         """
         limit_s = self.deadline_s if timeout_s is None else timeout_s
-        until, waiting, found = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
+        until, waiting, results = time.monotonic() + limit_s, dict(calls), dict[int, Any]()
         while waiting:
             left_s = max(until - time.monotonic(), 0.0)
             last = len(waiting) == 1  # its result can be waited for itself, which takes one call less
@@ -156,7 +156,7 @@ class Runners:
                 del waiting[i]
                 try:
                     result = self.backend.result(call, left_s if last else self.deadline_s)
-                    found[i] = result if then is None else then(i, result)
+                    results[i] = result if then is None else then(i, result)
                 except RunnerError as error:
                     if last and error.kind == "timeout":
                         error = self._late(i, limit_s)
@@ -168,7 +168,7 @@ class Runners:
                 for i in list(waiting):
                     del waiting[i]
                     self.lost(i, self._late(i, limit_s))
-        return found
+        return results
 
     def lost(self, i: int, error: RunnerError) -> None:
         """Kills a runner that failed, and has it replaced as the policy says.
@@ -183,7 +183,7 @@ class Runners:
         text = f"{place}: {error}{self._stuck(i) if error.kind == 'timeout' else ''}"
         self.backend.kill(self.handles[i])
         self._starting.pop(i, None)
-        for told in self.losses:
+        for told in self.on_failed:
             told(i)
         kind: Any = "exit" if error.kind == "node" else error.kind
         if error.error_type in ("ConfigError", "NativeEnvError", "MissingExtraError"):
@@ -193,7 +193,7 @@ class Runners:
         wait_s = self.faults.decide(i, Fault(kind, f"{text}\n{error.trace}" if error.trace else text))
         self._later[i] = float("inf") if wait_s is None else time.monotonic() + wait_s
 
-    def welcome(self) -> list[int]:
+    def restore(self) -> list[int]:
         """Starts replacements that are due, and returns those that have come up; waits below `min_runners`."""
         up: list[int] = []
         until = time.monotonic() + self.start_timeout_s
@@ -223,7 +223,7 @@ class Runners:
                     self.lost(i, error)
                 else:
                     up.append(i)
-                    for told in self.arrivals:
+                    for told in self.on_restored:
                         told(i)
             for i in [i for i, (since, _) in self._starting.items() if now - since > self.start_timeout_s]:
                 self.lost(i, self._not_up(self.start_timeout_s))
@@ -289,7 +289,7 @@ class Runners:
 
         self.collect(calls, self.start_timeout_s, up)
         while not known:
-            for i in self.welcome():
+            for i in self.restore():
                 known |= self.collect({i: self.call(i, "describe")}, self.start_timeout_s)
         made = known[min(known)]
         self.spec = EnvSpec.from_plain(made["spec"])

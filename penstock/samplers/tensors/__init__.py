@@ -1,1 +1,1 @@
-"""The loop's views, the account and the checks of batches of tensors, which lie where their environments are."""
+"""The loop's views, the episode tracker and checks of batches of tensors, which lie where their environments are."""

@@ -13,7 +13,7 @@ from penstock.tensor_envs.pool import TensorPool
 
 
 def batched_pool(
-    config: EnvConfig, seed: int, B: int, first_slot: int = 0, mark: Any = None
+    config: EnvConfig, seed: int, B: int, first_slot: int = 0, activity: Any = None
 ) -> NativeGroups | TensorPool | None:
     """The pool of the batched environment that the settings make; None if they make one for a slot.
 
@@ -27,7 +27,7 @@ def batched_pool(
         return None
     if tensor_device(found) is None:
         close_env(found, config.name)
-        return NativeGroups(config, seed, B, first_slot=first_slot, mark=mark)
+        return NativeGroups(config, seed, B, first_slot=first_slot, activity=activity)
     fixed = resized(config, B) is config
     if found.num_envs != B and not fixed:
         close_env(found, config.name)

@@ -86,7 +86,7 @@ class Launcher:
 
     def _fill(self, where: Slots) -> None:
         for k, one in enumerate(self._slots):
-            if one is None and (run := self._study.take()) is not None:
+            if one is None and (run := self._study.ask()) is not None:
                 self._slots[k] = self._start(run, k, where)
 
     def _start(self, run: Run, k: int, where: Slots) -> _Executed:

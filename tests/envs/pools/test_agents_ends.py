@@ -236,11 +236,11 @@ def test_who_is_there_needs_one(cls: Any) -> None:
 
 
 def test_settings_of_a_pool_count_lost_rewards_by_slot() -> None:
-    """The ledger that workers share with their parent has a word for it."""
+    """The episode table that workers share with their parent has a word for it."""
     config = ONE.seat(Archers)
     pool = SimultaneousPool(config, 0, slice(0, 2), PoolSettings())
     assert pool.metrics() == {}
-    pool.host.ledger[1, 4] = 3
+    pool.host.episode_table[1, 4] = 3
     assert pool.metrics() == {"env/lost_rewards": 3.0}
     pool.close()
 

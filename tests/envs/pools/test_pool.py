@@ -120,7 +120,7 @@ def test_what_a_pool_of_ones_own_need_not_write() -> None:
     assert pool.warmup() == [([], [])] * 3
     assert pool.metrics() == {}
     with pytest.raises(EnvContractError, match=r"^slot 2: obs: got nan$"):
-        pool.disown(2, 5, "slot 2: obs: got nan")
+        pool.invalidate(2, 5, "slot 2: obs: got nan")
 
 
 def test_episodes_that_ended_in_a_row_or_later_are_taken_out_of_the_log_of_some_environments() -> None:

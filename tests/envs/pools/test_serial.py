@@ -417,9 +417,9 @@ def test_an_opening_ahead_of_its_batch_is_taken_before_another_environment_write
     pool.host.prepare()
     (batch,) = rows(pool, 2)
     assert batch.first[1].all() and (batch.obs[1] == 100 * np.arange(3).reshape(3, 1, 1)).all()
-    # Messages count the steps from the row that shows the opening, by the ledger too if this process dies.
+    # Messages count the steps from the row that shows the opening, by the episode table too if this process dies.
     assert "in step() at episode 1, step 0, seed" in pool.host.where(0, "step")
-    assert pool.host.ledger[:, :3].tolist() == [[1, -1, 3]] * 3
+    assert pool.host.episode_table[:, :3].tolist() == [[1, -1, 3]] * 3
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint64, np.bool_])

@@ -12,7 +12,7 @@ from penstock.run.bench import cache as bench_cache
 from penstock.run.bench.cache import auto_sampler
 from penstock.run.bench.search import (
     BenchmarkResult,
-    Row,
+    Timing,
     base_sampler,
     with_settings,
 )
@@ -43,8 +43,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def stand_in(plan: Plan, same_device: bool = False) -> BenchmarkResult:
         found.append(plan)
         assert same_device
-        best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
-        return BenchmarkResult((best, Row(base_sampler(plan.exp), 4.0)), best, 8, "", 0.0)
+        best = Timing(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
+        return BenchmarkResult((best, Timing(base_sampler(plan.exp), 4.0)), best, 8, "", 0.0)
 
     monkeypatch.setattr(bench_cache, "bench", stand_in)
     return found

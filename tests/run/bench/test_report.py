@@ -8,14 +8,14 @@ import pytest
 
 import penstock as ps
 from penstock.run.bench.report import print_verdict, trace_sampler
-from penstock.run.bench.search import BenchmarkResult, Row
+from penstock.run.bench.search import BenchmarkResult, Timing
 from penstock.run.plan import Plan
 from tests.run.bench.short import BASE, ENV, experiment
 
 pytestmark = pytest.mark.usefixtures("nothing_left_set")
 
-ROWS = (Row(BASE, 2000.0), Row(ps.CpuSampler(T=8, B=4, workers=2), 1000.0),
-        Row(ps.GpuSampler(T=8, B=4, workers=1), note="no room"))  # fmt: skip
+ROWS = (Timing(BASE, 2000.0), Timing(ps.CpuSampler(T=8, B=4, workers=2), 1000.0),
+        Timing(ps.GpuSampler(T=8, B=4, workers=1), note="no room"))  # fmt: skip
 VERDICT = BenchmarkResult(ROWS, ROWS[0], 2, "4 cores", 3.0)
 
 

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.core.machine import Machine
 from penstock.run.bench import search
 from penstock.run.bench.search import (
-    Row,
+    Timing,
     bench,
     candidates,
     choose,
@@ -63,7 +63,11 @@ def test_settings_make_the_sampler_again(name: str) -> None:
 
 
 def test_the_simpler_of_two_equals_is_taken() -> None:
-    rows = [Row(made("cpu", 4), 1000.0), Row(made("cpu", 2), 960.0), Row(made("serial"), 940.0)]
+    rows = [
+        Timing(made("cpu", 4), 1000.0),
+        Timing(made("cpu", 2), 960.0),
+        Timing(made("serial"), 940.0),
+    ]
     assert choose(rows).sampler == made("cpu", 2)
     assert choose([rows[0], replace(rows[2], steps_per_s=951.0)]).sampler == made("serial")
 

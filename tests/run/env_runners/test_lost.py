@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.actors.backend import RunnerError
-from penstock.actors.in_process import Done, InProcess
+from penstock.actors.in_process import FinishedCall, InProcess
 from penstock.core.errors import ConfigError
 from penstock.envs.make import EnvConfig
 from penstock.testing.samplers import bits
@@ -86,15 +86,15 @@ class Slow(InProcess):
         super().__init__()
         self.slow, self.asked = slow, 0
         self.names: dict[int, str] = {}
-        self.calls: list[Done] = []
+        self.calls: list[FinishedCall] = []
 
-    def call(self, runner: Any, method: str, *args: Any) -> Done:
+    def call(self, runner: Any, method: str, *args: Any) -> FinishedCall:
         done = super().call(runner, method, *args)
         self.calls.append(done)  # so that no other one has its identity
         self.names[id(done)] = repr(runner)
         return done
 
-    def wait(self, calls: Sequence[Done], timeout_s: float) -> list[Done]:
+    def wait(self, calls: Sequence[FinishedCall], timeout_s: float) -> list[FinishedCall]:
         self.asked += 1
         return [call for call in calls if self.names[id(call)] != self.slow or self.asked % 3 == 0]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.actors.in_process import Done, InProcess
+from penstock.actors.in_process import FinishedCall, InProcess
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -24,13 +24,13 @@ class Deaf(InProcess):
         super().__init__()
         self.deaf, self.unheard = deaf, list[Any]()
 
-    def call(self, runner: Any, method: str, *args: Any) -> Done:
+    def call(self, runner: Any, method: str, *args: Any) -> FinishedCall:
         if method.startswith("sample") and repr(runner) == self.deaf:
-            self.unheard.append(Done())
+            self.unheard.append(FinishedCall())
             return self.unheard[-1]
         return super().call(runner, method, *args)
 
-    def wait(self, calls: Sequence[Done], timeout_s: float) -> list[Done]:
+    def wait(self, calls: Sequence[FinishedCall], timeout_s: float) -> list[FinishedCall]:
         found = [call for call in calls if not any(call is x for x in self.unheard)]
         if calls and not found:
             time.sleep(timeout_s)

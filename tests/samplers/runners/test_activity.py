@@ -27,17 +27,17 @@ pytestmark = pytest.mark.timeout(120)
 def test_the_environment_at_work_is_described_by_slot_step_and_seed(env: Any) -> None:
     words = np.zeros(note.WORDS, np.int64)
     activity = Activity(words)
-    ledger = activity.ledger(3)
+    episode_table = activity.episode_table(3)
     config: Any = EnvConfig(env) if env is Seeded else ps.Policies({"x": ps.PPO()}).seat(env)
-    pool = pool_for(config, 7, slice(3, 6), PoolSettings(mark=activity.mark, ledger=ledger))
+    pool = pool_for(config, 7, slice(3, 6), PoolSettings(activity=activity.activity, episode_table=episode_table))
     assert described(words.tolist(), "Env", 7) == "", "nothing is at work"
-    activity.mark[:] = memoryview(np.array([2, STEPPING, 0, 3, 9, 0]))
-    ledger[2, 0], ledger[2, 2] = 4, 5
+    activity.activity[:] = memoryview(np.array([2, STEPPING, 0, 3, 9, 0]))
+    episode_table[2, 0], episode_table[2, 2] = 4, 5
     seed = env_seed(7, 5, 4)
     assert described(words.tolist(), "Env", 7) == f"slot 5 of Env in step() at episode 4, step 3, seed {seed}"
-    activity.mark[1] = RESETTING
+    activity.activity[1] = RESETTING
     assert described(words.tolist(), "Env", 7) == f"slot 5 of Env in reset() at episode 4, step 0, seed {seed}"
-    activity.mark[1] = 0
+    activity.activity[1] = 0
     pool.close()
     assert described(words.tolist(), "Env", 7) == ""
 
@@ -48,20 +48,20 @@ def test_evaluations_have_their_own_seed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(note, "_watched", True)
     note_evaluation(2**41 + 1)
     activity = Activity(words)
-    activity.ledger(2)[:] = 77
-    activity.ledger(2, True)[1, :3] = 3, 0, 10
-    activity.mark[:] = memoryview(np.array([1, STEPPING, 0, 0, 12, 1]))
+    activity.episode_table(2)[:] = 77
+    activity.episode_table(2, True)[1, :3] = 3, 0, 10
+    activity.activity[:] = memoryview(np.array([1, STEPPING, 0, 0, 12, 1]))
     seed = env_seed(2**41 + 1, 1, 3, True)
     found = described(words.tolist(), "Env", 7)
     assert found == f"evaluation slot 1 of Env in step() at episode 3, step 1, seed {seed}"
 
 
-def test_a_ledger_that_has_no_room_is_not_read() -> None:
+def test_an_episode_table_that_has_no_room_is_not_read() -> None:
     words = np.zeros(note.WORDS, np.int64)
     activity = Activity(words)
-    large = activity.ledger(10**5)
+    large = activity.episode_table(10**5)
     large[...] = 5
-    activity.mark[:] = memoryview(np.array([1, STEPPING, 0, 0, 12, 0]))
+    activity.activity[:] = memoryview(np.array([1, STEPPING, 0, 0, 12, 0]))
     assert len(large) == 10**5 and described(words.tolist(), "Env", 7) == ""
 
 

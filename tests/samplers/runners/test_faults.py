@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.actors.backend import RunnerError
-from penstock.actors.in_process import Done, InProcess
+from penstock.actors.in_process import FinishedCall, InProcess
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.workers import faults as faults_of_workers
@@ -58,12 +58,12 @@ class Flaky(InProcess):
         self.faults, self.count = faults, dict[tuple[str, str], int]()
         self.killed: list[str] = []
 
-    def call(self, runner: Any, method: str, *args: Any) -> Done:
+    def call(self, runner: Any, method: str, *args: Any) -> FinishedCall:
         name = repr(runner)
         n = self.count.get((name, method), 0)
         self.count[name, method] = n + 1
         error = self.faults.pop((int(name.strip("<>").split()[-1]), method, n), None)
-        return super().call(runner, method, *args) if error is None else Done(error=error)
+        return super().call(runner, method, *args) if error is None else FinishedCall(error=error)
 
     def kill(self, runner: Any) -> None:
         self.killed.append(repr(runner))
@@ -197,7 +197,7 @@ def test_a_replacement_that_fails_to_start_is_replaced_again(monkeypatch: pytest
     assert backend.killed.count("<runner 1>") >= 2
 
 
-@pytest.mark.parametrize("method", ["go_on", "install"])
+@pytest.mark.parametrize("method", ["resume", "install"])
 def test_a_replacement_that_cannot_go_on_never_delivers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {(1, "fill", 1): died(), (1, method, 1 if method == "install" else 0): died("exception")}
     settings, _ = flaky(faults, monkeypatch, fault_policy="restart")

@@ -26,7 +26,7 @@ from penstock.samplers.tensors.views import TensorViews
 from penstock.tensor_envs import CartPole
 from penstock.tensor_envs.pool import TensorPool
 from penstock.testing.samplers import bits, check_sampler
-from penstock.workers.shares import Shared
+from penstock.workers.shares import SharedMemory
 from tests.tensor_envs.echo import ArrayCartPole, TensorEcho
 
 SMALL = ps.Net(hidden=(16,))
@@ -204,7 +204,7 @@ def test_an_environment_of_a_fixed_number_is_made_once() -> None:
 
 
 def test_other_processes_are_refused() -> None:
-    shared = Shared(0, [0] * 6, (0, 0))  # of an AsyncSampler's process
+    shared = SharedMemory(0, [0] * 6, (0, 0))  # of an AsyncSampler's process
     with pytest.raises(
         ConfigError, match="tensors on cpu, which no other process can see; use the SerialSampler itself"
     ):

@@ -79,7 +79,7 @@ def test_failures_are_kept_and_only_they_are_retried(fake: Path) -> None:
         "killed by SIGKILL (out of memory?)",
     ]
     again = open_study(fake, retries=0)
-    assert again.take() is None
+    assert again.ask() is None
     again.retry([])
     assert Launcher(again, machines(2), Seen()).work() is None
     assert list(statuses(again).values()) == ["finished", "finished", "failed", "failed"]

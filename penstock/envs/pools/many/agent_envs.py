@@ -17,7 +17,7 @@ from penstock.envs.pools.messages import fail, last, refuse_obs
 from penstock.envs.pools.pool import EpisodeLog
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.slot_envs import SlotEnvs
-from penstock.envs.seats import Seating, Seats
+from penstock.envs.seats import SeatAssignment, Seating
 
 
 class AgentEnvs(SlotEnvs):
@@ -33,7 +33,7 @@ class AgentEnvs(SlotEnvs):
         self._said_lost = False
         super().__init__(config, slots, settings)
         self.index = {agent: k for k, agent in enumerate(self.seating.agents)}
-        self.seats = [Seats(self.seating) for _ in self.envs]
+        self.seats = [SeatAssignment(self.seating) for _ in self.envs]
 
     def make(self, slot: int) -> Any:
         return self.config.make(slot)
@@ -82,7 +82,7 @@ class AgentEnvs(SlotEnvs):
         )
         if self.config.checks == "always" or agent not in self.index:
             self.refuse(e, "step", agent, f"{text}{NOT_YOURS}, which leaves such rewards out", action)
-        self.ledger[e, 4] += 1
+        self.episode_table[e, 4] += 1
         if not self._said_lost:
             self._said_lost = True
             warnings.warn(
@@ -128,7 +128,7 @@ class AgentEnvs(SlotEnvs):
                 self._fitting.add((agent, policy))
 
 
-class Account:
+class EpisodeRecorder:
     """The log of E environments of K agents: what each agent earned, kept until the episode of its environment ends."""
 
     def __init__(self, E: int, agents: Sequence[str], info_keys: Sequence[str], discount: float) -> None:

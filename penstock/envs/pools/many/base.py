@@ -12,7 +12,7 @@ from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
-from penstock.envs.pools.many.agent_envs import Account, AgentEnvs
+from penstock.envs.pools.many.agent_envs import AgentEnvs, EpisodeRecorder
 from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
@@ -32,7 +32,7 @@ class AgentsPool(EnvPool):
         self.calls = host.calls
         self.specs, self.seats, self.info_keys = host.specs, seating.seats, host.info_keys
         self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(self.seats))
-        self.account = Account(E, seating.agents, self.info_keys, settings.discount)
+        self.recorder = EpisodeRecorder(E, seating.agents, self.info_keys, settings.discount)
         self._to_env = [action_reader(spec.action, dtypes) for spec, dtypes in zip(self.specs, host.action_dtypes())]
         self._masked = [host.refused != "any" and isinstance(x.obs, dict) and MASK_KEY in x.obs for x in self.specs]
         self._outs: Sequence[SampleBatch] = ()
@@ -42,13 +42,13 @@ class AgentsPool(EnvPool):
         make: Any = type(self)
         slots = slice(first_slot, first_slot + B)
         return make(
-            self.host.config.for_evaluation, self.host.seed, slots, self.settings.for_evaluation(B, self.host.mark)
+            self.host.config.for_evaluation, self.host.seed, slots, self.settings.for_evaluation(B, self.host.activity)
         )
 
     def open_batch(self, outs: Sequence[SampleBatch], first: bool) -> None:
         """Makes `outs` the batches to write: row 0 is row T of those before, or empty, as are others."""
         previous, self._outs = self._outs, outs
-        self.log = self.account.bind(self.host.seating.most_episodes(outs[0].spec.T))
+        self.log = self.recorder.bind(self.host.seating.most_episodes(outs[0].spec.T))
         for p, out in enumerate(outs):
             if first:
                 tree_map(lambda x: x[0].fill(0), out.obs)
@@ -74,10 +74,10 @@ class AgentsPool(EnvPool):
         return self._given
 
     def limit(self, max_steps: int) -> None:
-        self.host.ledger[:, 3] = max_steps
+        self.host.episode_table[:, 3] = max_steps
 
     def metrics(self) -> dict[str, float]:
-        return lost_rewards(self.host.ledger)
+        return lost_rewards(self.host.episode_table)
 
     def close(self) -> None:
         self.host.close()

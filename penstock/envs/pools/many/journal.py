@@ -105,7 +105,7 @@ class ParallelJournal:
 
 
 def replay_parallel(
-    there: ParallelEnvs,
+    parallel: ParallelEnvs,
     e: int,
     found: Mapping[str, Any],
     outs: Sequence[SampleBatch],
@@ -119,7 +119,7 @@ def replay_parallel(
     journal = found["journal"]
     if journal is None:
         return False
-    host, seats = there.host, there.seats
+    host, seats = parallel.host, parallel.seats
     structures = [tree_structure(out.prev_action) for out in outs]
     scratch = [tree_map(lambda x: np.zeros((1, *x.shape[2:]), x.dtype), out.obs) for out in outs]
     digest = [[0] * (len(tree_leaves(row)) + 1) for row in scratch]
@@ -127,15 +127,15 @@ def replay_parallel(
     actions: list[list[Any]] = journal["actions"]
     L = len(actions[0][0]) if actions else 0
     try:
-        steps = there.open(e, host.reset(e, again=True))
+        steps = parallel.open(e, host.reset(e, again=True))
         shown.update({(step.policy, step.column): step for step in steps})
         for t in range(L):
             rows = [f(tree_unflatten(s, [x[t] for x in xs])) for f, s, xs in zip(to_env, structures, actions)]
-            chosen = {agent: rows[p][b - e * seats[p]] for agent, p, b in there.where[e]}
+            chosen = {agent: rows[p][b - e * seats[p]] for agent, p, b in parallel.where[e]}
             if not chosen:
                 return False
             host.repeat(e, t)
-            steps = there.answer(e, host.step(e, chosen), chosen)
+            steps = parallel.answer(e, host.step(e, chosen), chosen)
             at = {(step.policy, step.column): step for step in steps}
             shown.update(at)
             for p, b in sorted(at) if t >= journal["unseen"] else ():
@@ -146,9 +146,9 @@ def replay_parallel(
     except (PenstockError, IndexError, KeyError, TypeError, ValueError):
         return False  # the episode went well before, so this is one more way of not being reproducible
     flat = [n for each in digest for n in each]
-    if host.over[e] or there.snapshot(e) != found["there"] or (journal["digest"] or flat) != flat:
+    if host.over[e] or parallel.snapshot(e) != found["there"] or (journal["digest"] or flat) != flat:
         return False
-    for _, p, b in there.where[e]:
+    for _, p, b in parallel.where[e]:
         write_tree(scratch[p], 0, shown[p, b].obs)
         for x, y in zip(tree_leaves(scratch[p]), tree_leaves(outs[p].obs)):
             if x[0].tobytes() != y[-1, b].tobytes():

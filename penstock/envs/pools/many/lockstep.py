@@ -31,7 +31,7 @@ class RowViews(NamedTuple):
     """`first` of the next row."""
 
 
-class Row:
+class RowDefaults:
     """Default values of a row, seat by seat, before it is written."""
 
     def __init__(self, policies: int) -> None:

@@ -111,13 +111,13 @@ class ParallelEnvs:
 
     def _come(self, e: int, phase: str, came: Sequence[str], now: list[str], shown: Any) -> list[AgentStep]:
         """Seats agents that come; `now` is who is there from now on."""
-        there = {agent: (p, b) for agent, p, b in self.where[e]}
+        places = {agent: (p, b) for agent, p, b in self.where[e]}
         steps: list[AgentStep] = []
         for agent in came:
-            there[agent] = p, b = self.host.sit(e, agent, phase)
+            places[agent] = p, b = self.host.sit(e, agent, phase)
             steps.append(AgentStep(agent, p, b, shown[agent], valid=False))
         self.alive[e] = now
-        self.where[e] = where = [(agent, *there[agent]) for agent in now]
+        self.where[e] = where = [(agent, *places[agent]) for agent in now]
         self.own[e] = _reader([self._starts[p] + b for _, p, b in where])
         self.full[e] = None
         if now and len(now) == sum(self.seats):

@@ -17,7 +17,7 @@ from penstock.envs.pools.settings import FLAGS
 from penstock.envs.pools.values import write_tree
 
 
-def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, Any]]]) -> NoReturn:
+def refuse_flags(parallel: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, Any]]]) -> NoReturn:
     """Raises for an agent with flags that are no bools, or that has ended but is still present.
 
     Args:
@@ -29,9 +29,9 @@ def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, A
                 if type(flag) not in FLAGS:
                     cure = NOT_YOURS if isinstance(conform_flag(flag), bool) else ""
                     said = f"{name} is {type(flag).__name__}, expected a bool; return bool({name}){cure}"
-                    there.host.refuse(e, "step", agent, said)
+                    parallel.host.refuse(e, "step", agent, said)
                 if flag:
-                    there.host.refuse(
+                    parallel.host.refuse(
                         e,
                         "step",
                         agent,
@@ -41,32 +41,32 @@ def refuse_flags(there: ParallelEnvs, ends: Mapping[int, Sequence[Mapping[str, A
     raise AssertionError("flags that no environment returned")
 
 
-def real_rewards(there: ParallelEnvs, p: int, rewards: Sequence[Any]) -> list[float]:
+def real_rewards(parallel: ParallelEnvs, p: int, rewards: Sequence[Any]) -> list[float]:
     """Rewards of a policy's columns as floats. Raises for one that is no real number."""
     for b, reward in enumerate(rewards):
-        e, agent = there.at(p, b)
+        e, agent = parallel.at(p, b)
         if message := describe_step_violation((None, reward, False, False, {})):
-            there.host.refuse(e, "step", agent, message)
+            parallel.host.refuse(e, "step", agent, message)
     return [float(reward) for reward in rewards]
 
 
-def write_unusual(there: ParallelEnvs, p: int, row: Tree, found: Sequence[Any]) -> None:
+def write_unusual(parallel: ParallelEnvs, p: int, row: Tree, found: Sequence[Any]) -> None:
     """Raises for an observation that broke the contract; writes them if one is only of an unusual but sound type."""
     for b, obs in enumerate(found):
-        e, agent = there.at(p, b)
-        there.host.check_obs(e, "step", agent, p, obs)
+        e, agent = parallel.at(p, b)
+        parallel.host.check_obs(e, "step", agent, p, obs)
         write_tree(row, b, obs)
 
 
-def check_values(there: ParallelEnvs, p: int, row: Tree, rewards: Sequence[Any], everyone: bool) -> None:
+def check_values(parallel: ParallelEnvs, p: int, row: Tree, rewards: Sequence[Any], everyone: bool) -> None:
     """Raises for a reward that is not finite, a refused value, or a mask that leaves an agent no choice.
 
     Args:
         row: [B, *O] observations of the policy. everyone: look at values after first episodes too.
     """
-    host = there.host
+    host = parallel.host
     for b, reward in enumerate(rewards):
-        e, agent = there.at(p, b)
+        e, agent = parallel.at(p, b)
         refuse_reward(host.where(e, "step", agent), reward, None)
         if everyone or host.episode[e] == 0:
             host.check_obs(e, "step", agent, p, column_of(row, b))

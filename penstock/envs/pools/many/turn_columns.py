@@ -9,7 +9,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_leaves
 
 
-class Column:
+class SeatColumn:
     """One seat of one environment: a column of a policy's batch."""
 
     __slots__ = ("closed", "cursor", "e", "index", "open", "policy", "seen")
@@ -32,7 +32,7 @@ class Player:
     __slots__ = ("column", "discounted", "return_", "turns", "weight")
 
     def __init__(self) -> None:
-        self.column: Column | None = None
+        self.column: SeatColumn | None = None
         """Where it sits, from its first turn on."""
         self.return_ = self.discounted = 0.0
         self.weight = 1.0
@@ -41,8 +41,8 @@ class Player:
 
 
 def idle_rest(
-    out: SampleBatch, columns: Sequence[Column], written: Sequence[Any], nulls: Sequence[Any]
-) -> list[tuple[Column, list[Any]]]:
+    out: SampleBatch, columns: Sequence[SeatColumn], written: Sequence[Any], nulls: Sequence[Any]
+) -> list[tuple[SeatColumn, list[Any]]]:
     """Takes the open turns out of a batch that is whole, and makes the rest of each column idle.
 
     Row T of a column with an open turn equals the row of that turn: it is row 0 of the next batch.
@@ -54,7 +54,7 @@ def idle_rest(
         columns with an open turn, and the leaves that the agent wrote for it.
     """
     T = out.spec.T
-    held: list[tuple[Column, list[Any]]] = []
+    held: list[tuple[SeatColumn, list[Any]]] = []
     obs, prev_actions, info = tree_leaves(out.obs), tree_leaves(out.prev_action), written[len(nulls) : -1]
     for column in columns:
         b, c, open_ = column.index, column.cursor - column.open, column.open

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.core.tree import tree_structure, tree_unflatten
-from penstock.envs.pools.many.agent_envs import Account, AgentEnvs
+from penstock.envs.pools.many.agent_envs import AgentEnvs, EpisodeRecorder
 from penstock.envs.pools.many.contract import agents_violation, turn_violation
-from penstock.envs.pools.many.turn_columns import Column, Player
+from penstock.envs.pools.many.turn_columns import Player, SeatColumn
 from penstock.envs.pools.many.turn_journal import TurnJournal
 from penstock.envs.pools.many.turn_source import turn_source
 from penstock.envs.pools.messages import fail
@@ -23,8 +23,8 @@ class TurnEnvs:
         limit: moves of an episode that its journal keeps.
     """
 
-    def __init__(self, host: AgentEnvs, account: Account, limit: int) -> None:
-        self.host, self.account, self._limit = host, account, limit
+    def __init__(self, host: AgentEnvs, recorder: EpisodeRecorder, limit: int) -> None:
+        self.host, self.recorder, self._limit = host, recorder, limit
         E = len(host.envs)
         self.players: list[dict[str, Player]] = [{} for _ in range(E)]
         """For each environment the agents in `env.agents`."""
@@ -41,12 +41,12 @@ class TurnEnvs:
         """Nobody is in environment e."""
         self.players[e].clear()
         self.agents[e], self.gone[e], self.moves[e] = [], set(), 0
-        self.account.forget(e)
+        self.recorder.forget(e)
 
     def open(self, e: int, again: bool = False) -> None:
         """The next episode of an environment, or the same `again`."""
         self.host.reset(e, again)
-        self.host.ledger[e, 2], self.host.mark[4] = 0, 1
+        self.host.episode_table[e, 2], self.host.activity[4] = 0, 1
         self.sources[e] = turn_source(self.host.envs[e])
         self.forget(e)
         self.journals[e] = TurnJournal(self._limit)
@@ -55,7 +55,7 @@ class TurnEnvs:
         """The episode of an environment is over."""
         if not self.moves[e]:
             self.host.refuse(e, "reset", None, "the episode is over before any agent took a turn; let one act first")
-        self.account.close(e, self.moves[e])
+        self.recorder.close(e, self.moves[e])
         self.host.finish(e)
 
     def changed(self, e: int, now: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class TurnEnvs:
         policy = self.host.seats[e].policy[agent]
         if player.column is not None:
             player.column.closed = True
-        self.account.end(
+        self.recorder.end(
             e, agent, policy, float(player.return_), float(player.discounted), player.turns, bool(terminated)
         )
         self.host.seats[e].leave(agent)
@@ -81,7 +81,7 @@ class TurnEnvs:
         self.gone[e].add(agent)
         self.agents[e] = [other for other in self.agents[e] if other != agent]
 
-    def snapshot(self, e: int, columns: Sequence[Column]) -> dict[str, Any]:
+    def snapshot(self, e: int, columns: Sequence[SeatColumn]) -> dict[str, Any]:
         """Who is there, by places among the environment's columns, as plain data."""
         return {
             "players": {
@@ -94,7 +94,7 @@ class TurnEnvs:
             "gone": sorted(self.gone[e]),
         }  # fmt: skip
 
-    def restore(self, e: int, found: dict[str, Any], columns: Sequence[Column], seats: Sequence[int]) -> None:
+    def restore(self, e: int, found: dict[str, Any], columns: Sequence[SeatColumn], seats: Sequence[int]) -> None:
         """Inverse of `snapshot`, for an environment that has come to where it was.
 
         Args:

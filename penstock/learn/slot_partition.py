@@ -20,13 +20,15 @@ from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_map
 from penstock.learn.comm import Comm
 
-_present: ContextVar[Columns | None] = ContextVar("columns of the policy that post-processes", default=None)
+_present: ContextVar[SlotPartition | None] = ContextVar("partition of the policy that post-processes", default=None)
 
 
 def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
     """The mean of x [T, B] where `valid`, in a `postprocess_fn` over the batches of all learners."""
-    columns = _present.get()
-    return ops.masked_mean(x, valid) if columns is None else ops.masked_mean(columns.joined(x), columns.joined(valid))
+    partition = _present.get()
+    if partition is not None:
+        x, valid = partition.gather(x), partition.gather(valid)
+    return ops.masked_mean(x, valid)
 
 
 def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:
@@ -46,7 +48,7 @@ def watches(agent: Agent) -> bool:
     return kept or type(agent).observe.__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
-class Columns:
+class SlotPartition:
     """Slots [first, first + width) of the `total` that all ranks hold, rank by rank."""
 
     def __init__(self, comm: Comm) -> None:
@@ -71,17 +73,17 @@ class Columns:
             )
 
     def known_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, so that `batch_mean` in it is over these columns."""
+        """The function, so that `batch_mean` in it is over these slots."""
         context = copy_context()
         context.run(_present.set, self)
         return functools.partial(context.run, function)
 
     @property
-    def own(self) -> slice:
+    def local_slots(self) -> slice:
         """The own slots among all."""
         return slice(self.first, self.first + self.widths[self.comm.rank])
 
-    def joined(self, x: Tensor, axis: int = 1) -> Tensor:
+    def gather(self, x: Tensor, axis: int = 1) -> Tensor:
         """[..., total, ...] of every rank's [..., width, ...], the same on all ranks."""
         widest, own = max(self.widths), x.transpose(0, axis)
         padded = own if len(own) == widest else torch.cat((own, own.new_zeros(widest - len(own), *own.shape[1:])))
@@ -91,18 +93,18 @@ class Columns:
     def batch(self, batch: SampleBatch) -> SampleBatch:
         """The batch of tensors of all ranks, the same on every rank."""
         timed = {name: getattr(batch, name) for name in batch.__dataclass_fields__ if name != "state"}
-        whole = tree_map(self.joined, timed)
-        return SampleBatch(**whole, state=tree_map(lambda x: self.joined(x, 0), batch.state))
+        whole = tree_map(self.gather, timed)
+        return SampleBatch(**whole, state=tree_map(lambda x: self.gather(x, 0), batch.state))
 
-    def whole(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Like `joined`, for arrays [n, width, ...]."""
-        return self.joined(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+    def gather_array(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Like `gather`, for arrays [n, width, ...]."""
+        return self.gather(torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
-    def summed(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def sum_array(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The sum over all ranks of an array, in float64."""
         return self.comm.all_reduce(torch.from_numpy(np.asarray(x, np.float64).copy())).numpy()
 
-    def asked(self, name: str, start: int, stop: int) -> None:
+    def request_rows(self, name: str, start: int, stop: int) -> None:
         """Has the other ranks give their part of these rows of a replay's array next, by `ask` where that is set."""
         if self.ask is not None:
             self.ask(name, start, stop)

@@ -1,4 +1,4 @@
-"""The account of slots of one agent each: sums of open episodes, and a journal to replay them from."""
+"""The episode tracker of slots of one agent each: sums of open episodes, and a journal to replay them from."""
 
 from __future__ import annotations
 
@@ -351,8 +351,8 @@ class Journal:
                 sums[b] = zlib.crc32(part, sums[b] if first < 0 else 0)
 
 
-class SlotAccount:
-    """The account of B slots of one agent each.
+class SlotEpisodeTracker:
+    """The episode tracker of B slots of one agent each.
 
     Args:
         journal_steps: rows of actions kept to replay open episodes.

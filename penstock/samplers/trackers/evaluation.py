@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
-from penstock.samplers.accounts.envs import Envs
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.envs import Envs
 
 EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
 """Defaults of an evaluation. 27,000 steps are the 108,000 frames after which Atari's protocol ends an episode."""

@@ -1,4 +1,4 @@
-"""Account: the Protocol of what follows a sampler's episodes; and that of many agents, from the log of their pool."""
+"""EpisodeTracker: the Protocol of what follows a sampler's episodes; and that of many agents, from their pool's log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.envs.seats import Seating
 from penstock.samplers.episodes import Episodes, logged
 
 
-class Account(Protocol):
+class EpisodeTracker(Protocol):
     """Follows the batches of a sampler."""
 
     def attach(self, batches: Sequence[SampleBatch]) -> None:
@@ -38,8 +38,8 @@ class Account(Protocol):
         """Inverse of `state_dict`."""
 
 
-class LogAccount:
-    """The account of environments of many agents; their pool keeps sums, log and journal itself."""
+class LogEpisodeTracker:
+    """The episode tracker of environments of many agents; their pool keeps sums, log and journal itself."""
 
     def __init__(self, seating: Seating, B: int) -> None:
         self._seating, self._B = seating, B

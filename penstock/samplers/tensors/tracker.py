@@ -1,4 +1,4 @@
-"""The account of slots with tensor batches: summed on their device, so that only finished episodes leave it."""
+"""The episode tracker of slots with tensor batches: summed on their device, so that only finished episodes leave it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from penstock.core.batch import SampleBatch
 from penstock.envs.pools.pool import OpenEpisode, Source
-from penstock.samplers.accounts.slots import ReportedKeys, env_info
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.slots import ReportedKeys, env_info
 
 
 class TensorStats:
@@ -88,8 +88,8 @@ class TensorStats:
         return torch.where((at >= 0) & (at >= opened), found, none)
 
 
-class TensorAccount:
-    """The account of B slots with tensor batches; it keeps no journal, since nothing can be replayed."""
+class TensorEpisodeTracker:
+    """The episode tracker of B slots with tensor batches; it keeps no journal, since nothing can be replayed."""
 
     def __init__(self, B: int, discount: float, device: torch.device) -> None:
         self._B, self._stats = B, TensorStats(B, discount, device)

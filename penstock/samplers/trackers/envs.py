@@ -11,7 +11,7 @@ from penstock.core.wire import decode, encode
 from penstock.envs.pools.calls import Answer, EnvCall
 
 if TYPE_CHECKING:
-    from penstock.samplers.accounts.evaluation import Evaluates
+    from penstock.samplers.trackers.evaluation import Evaluates
 
 _OWN = frozenset(("reset", "step", "close", "action_space", "observation_space"))
 """Names that the sampler needs for itself."""
@@ -46,7 +46,7 @@ class Envs:
         if not hasattr(sampler, "call_envs"):
             raise ConfigError(
                 f"{type(sampler).__name__} has no call_envs(call, slots, evaluation), by which `envs` reaches "
-                "environments; inherit penstock.samplers.accounts.evaluation.Evaluates and write it"
+                "environments; inherit penstock.samplers.trackers.evaluation.Evaluates and write it"
             )
         self._sampler: Evaluates = sampler
         self._told = told

@@ -12,7 +12,7 @@ from penstock.core.errors import CheckpointError
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.pools.calls import CallRecord, from_plain, plain
 from penstock.envs.pools.pool import PoolState
-from penstock.samplers.accounts.slots import EpisodeStats, Journal
+from penstock.samplers.trackers.slots import EpisodeStats, Journal
 
 State = dict[str, Any]
 
@@ -90,21 +90,21 @@ class LiveState:
         if not state["collected"]:
             calls = state["pool"].get("calls", [])
             return [{**state, "pool": {**state["pool"], "calls": calls[at]}} for at in slots]
-        whole = cls.from_plain(state)
-        total, journal = len(whole.pool.episode), list(whole.journal)
+        full = cls.from_plain(state)
+        total, journal = len(full.pool.episode), list(full.journal)
         check_slots(total, slots)
-        trees = {"row": whole.row, "agent_states": whole.agent_states, "stats": whole.stats}
-        none = tree_map(lambda _: 0, whole.out_of_bounds)
+        trees = {"row": full.row, "agent_states": full.agent_states, "stats": full.stats}
+        none = tree_map(lambda _: 0, full.out_of_bounds)
         return [
             cls(
                 True,
                 pool,
                 **columns_of(trees, at, total),
                 journal=journal[at],
-                out_of_bounds=none if at.start else whole.out_of_bounds,
-                evaluation_calls=whole.evaluation_calls,
+                out_of_bounds=none if at.start else full.out_of_bounds,
+                evaluation_calls=full.evaluation_calls,
             ).to_plain()
-            for pool, at in zip(whole.pool.split(slots), slots)
+            for pool, at in zip(full.pool.split(slots), slots)
         ]
 
 

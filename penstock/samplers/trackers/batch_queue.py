@@ -1,4 +1,4 @@
-"""Ahead: the queue of a sampler that works ahead of its learner; a batch is requested, collected, handed out."""
+"""BatchQueue: the queue of a sampler that works ahead of its learner; a batch is requested, collected, handed out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.tree import tree_leaves
-from penstock.samplers.accounts.lag import lags
-from penstock.samplers.accounts.states import LiveState, State, check_slots, columns_of
 from penstock.samplers.episodes import Episodes, join_episodes
+from penstock.samplers.trackers.lag import lags
+from penstock.samplers.trackers.states import LiveState, State, check_slots, columns_of
 
 
-class Ahead:
+class BatchQueue:
     """The queue of batches between their collector and the learner.
 
     Batch k is released when the learner asks for batch k - depth; it has then finished training on batch

@@ -1,4 +1,4 @@
-"""Slabs: arrays in memory that processes share, an anonymous file (memfd) that ends with the last of them."""
+"""Arrays in memory that processes share, an anonymous file (memfd) that ends with the last of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Place:
-    """The position of one leaf in a slab."""
+    """The position of one leaf in shared memory."""
 
     offset: int
     shape: tuple[int, ...]
@@ -42,13 +42,13 @@ def places(tree: Tree) -> tuple[Tree, int]:
     return tree_map(place, tree), max(end, _ALIGNMENT)
 
 
-def open_slab(name: str) -> int:
+def open_memory(name: str) -> int:
     """The descriptor of an empty anonymous file; processes that inherit it see the size it gets later."""
     return os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
 
 
 def share(fd: int, tree: Tree, what: str) -> tuple[Tree, Tree]:
-    """Copies arrays into a slab; returns the tree of their places and the tree of the arrays there.
+    """Copies arrays into shared memory; returns the tree of their places and the tree of the arrays there.
 
     Args:
         what: the arrays' name in messages.

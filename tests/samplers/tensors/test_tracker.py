@@ -12,10 +12,10 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_map
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import Counter
-from penstock.samplers.accounts.evaluation_episodes import EvaluationEpisodes
-from penstock.samplers.accounts.slots import EpisodeStats
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.tensors.account import TensorStats
+from penstock.samplers.tensors.tracker import TensorStats
+from penstock.samplers.trackers.evaluation_episodes import EvaluationEpisodes
+from penstock.samplers.trackers.slots import EpisodeStats
 
 SPEC, CPU = env_spec(Counter()), torch.device("cpu")
 

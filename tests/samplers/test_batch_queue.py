@@ -11,15 +11,15 @@ from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.wire import decode, encode
-from penstock.samplers.accounts.ahead import Ahead
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.batch_queue import BatchQueue
 
 SPEC = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(4,)))
 
 
-def queue(depth: int, policies: int = 2) -> Ahead:
+def queue(depth: int, policies: int = 2) -> BatchQueue:
     """One whose buffers hold a batch of each policy, the second of twice the columns."""
-    out = Ahead(depth)
+    out = BatchQueue(depth)
     out.attach([[allocate_batch(SPEC, BatchSpec(3, 5 * (p + 1))) for p in range(policies)] for _ in range(depth + 2)])
     return out
 
@@ -81,7 +81,7 @@ def test_buffers_are_taken_in_turn() -> None:
     ahead = queue(1)
     assert ahead.buffers == 3
     assert ahead.buffer(1) is ahead.buffer(4) is not ahead.buffer(2)
-    assert queue(0).buffers == 2 and Ahead(4).buffers == 0
+    assert queue(0).buffers == 2 and BatchQueue(4).buffers == 0
 
 
 def test_the_lag_is_that_of_the_batch_handed_out_last_and_stays_where_there_are_no_rows() -> None:
@@ -100,7 +100,7 @@ def test_the_lag_is_that_of_the_batch_handed_out_last_and_stays_where_there_are_
     assert ahead.lag == expected
 
 
-def collected(depth: int) -> Ahead:
+def collected(depth: int) -> BatchQueue:
     """After two batches were handed out, with `depth` that wait."""
     ahead = queue(depth)
     for itr in range(2):

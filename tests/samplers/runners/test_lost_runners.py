@@ -134,7 +134,7 @@ def test_a_checkpoint_brings_its_own_counts_of_faults(mode: Any, monkeypatch: py
 def test_slots_of_a_runner_that_cannot_go_on_from_a_checkpoint_are_cut(
     mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, _ = flaky({(1, "go_on", 0): died()}, monkeypatch, mode=mode)
+    settings, _ = flaky({(1, "resume", 0): died()}, monkeypatch, mode=mode)
     sampler, _ = live(settings, Seeded, ps.PPO(epochs=1))
     try:
         sampler.obtain_samples(0)
@@ -178,7 +178,7 @@ def test_a_replacement_that_starts_while_weights_are_sent_has_them(monkeypatch: 
         workers.runners.lost(1, died())
         with monkeypatch.context() as busy:
             busy.setattr(backend, "wait", lambda calls, timeout_s: [])
-            workers.runners.welcome()
+            workers.runners.restore()
         assert workers.alive == [0]
         workers.sync_weights()
         batch: Any = workers.sample()
@@ -214,7 +214,7 @@ def test_a_replacement_that_does_not_come_up_is_lost_once(monkeypatch: pytest.Mo
         workers.runners.lost(1, died())
         for seconds in (0, 11, 1, 1):  # it is started, given up, and its successor waits out a delay of 10 s
             now[0] += seconds
-            workers.runners.welcome()
+            workers.runners.restore()
         assert dict(workers.faults.counts) == {"signal": 1, "timeout": 1, "restarts": 2}
         assert workers.alive == [0]
     monkeypatch.undo()

@@ -1,1 +1,0 @@
-"""Accounts: a sampler's records of the episodes that it plays."""

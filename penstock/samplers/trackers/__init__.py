@@ -1,0 +1,1 @@
+"""Episode trackers: a sampler's records of the episodes that it plays."""
