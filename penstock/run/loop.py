@@ -233,7 +233,10 @@ class Run:
         Raises:
             ConfigError: the run is over, or its sampler is one that cannot reach environments.
         """
-        return Envs(self._in_the_with().sampler)
+        trainer = self._in_the_with()
+        elsewhere = trainer.plan.held_out is not None and trainer.plan.env.evaluation is None
+        why = f"the run itself plays {trainer.plan.eval_env.name}, which one of its sampler's pools cannot play"
+        return Envs(trainer.sampler, evaluator=why if elsewhere else "")
 
     @property
     def result(self) -> Result:

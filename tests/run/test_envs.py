@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.samplers.levels import Levels
 from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forked")]
-curriculum = ps.Curriculum({1.0: 3, 45.0: 5, 60.0: 8}, evaluation=True)
+curriculum = ps.Curriculum({1.0: 3, 150.0: 5, 250.0: 8}, evaluation=True)
 NET = ps.Net(hidden=(8,))
 SAMPLERS: dict[str, Any] = {
     "serial": ps.SerialSampler(8, 4),
@@ -91,10 +92,23 @@ def test_a_run_passes_its_curriculum_by_name_and_says_what_cannot_be_reached(tmp
             pass
     with pytest.raises(ConfigError, match="is over"):
         run.envs.get("level")
-    assert ps.Run.resume is not None
     for levels in ({}, {"a": 1}, 3, {float("nan"): 1}):
         with pytest.raises(ConfigError, match="expected levels by threshold"):
             ps.Curriculum(levels)  # pyright: ignore[reportArgumentType]
+
+
+def test_evaluation_environments_that_the_run_itself_plays_are_refused_by_name(tmp_path: Path) -> None:
+    exp = replace(
+        experiment(tmp_path, "serial"),
+        env=EnvConfig("CartPole-v1"),
+        eval_env=EnvConfig("CartPole-v1", {"vectorized": True}),
+    )
+    with ps.Run(exp) as run:
+        next(iter(run))
+        run.envs.set("gravity", 1.62)
+        with pytest.raises(ConfigError, match=r"evaluation=True: the run itself plays CartPole-v1"):
+            run.envs.set("gravity", 1.62, evaluation=True)
+        run.stop()
 
 
 @pytest.mark.slow

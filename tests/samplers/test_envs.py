@@ -152,6 +152,26 @@ def test_evaluations_of_other_sizes_and_those_after_a_resume_have_had_the_calls_
         resumed.shutdown()
 
 
+@pytest.mark.parametrize("place", ["serial", *slow("cpu")])
+@pytest.mark.parametrize("kind", ["replayed", "turns"])
+def test_a_state_may_be_loaded_into_a_sampler_whose_environments_have_had_other_calls(kind: str, place: str) -> None:
+    many = kind == "turns"
+    sampler = live(RESUMED[place](), many_levels(kind) if many else ONE[kind], many)
+    try:
+        sampler.obtain_samples(0)
+        sampler.envs.call("set_level", 3)
+        state = stored(sampler.state_dict())
+        rows = played(sampler, lambda envs, k: envs.get("level"), (1, 2))
+        for _ in range(2):
+            sampler.envs.call("set_level", 8)
+            sampler.obtain_samples(3)
+            sampler.load_state_dict(state)
+            assert sampler.cut_slots == []
+            assert played(sampler, lambda envs, k: envs.get("level"), (1, 2)) == rows
+    finally:
+        sampler.shutdown()
+
+
 KILLED: dict[str, Any] = {
     "cpu": lambda: ps.CpuSampler(T, B, workers=2),
     "gpu": lambda: ps.GpuSampler(T, B, workers=2),

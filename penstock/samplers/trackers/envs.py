@@ -39,17 +39,18 @@ class Envs:
     text, bytes, arrays, and lists, tuples and dicts of these.
 
     Args:
-        told: takes every call that environments have had, after it.
+        told: takes every call that environments have had, after it. evaluator: plays evaluations in environments of
+            its own, which are out of reach; "": the sampler plays them.
     """
 
-    def __init__(self, sampler: Any, told: Callable[[Called], Any] | None = None) -> None:
+    def __init__(self, sampler: Any, told: Callable[[Called], Any] | None = None, evaluator: str = "") -> None:
         if not hasattr(sampler, "call_envs"):
             raise ConfigError(
                 f"{type(sampler).__name__} has no call_envs(call, slots, evaluation), by which `envs` reaches "
                 "environments; inherit penstock.samplers.trackers.evaluation.Evaluates and write it"
             )
         self._sampler: Evaluates = sampler
-        self._told = told
+        self._told, self._evaluator = told, evaluator
 
     def __repr__(self) -> str:
         return f"Envs({type(self._sampler).__name__}, {len(self._sampler.calls_of_envs)} slots)"
@@ -119,6 +120,8 @@ class Envs:
             data = encode((args, kwargs), "(args, kwargs)")
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{what}: {error}") from None
+        if evaluation and self._evaluator:
+            raise ConfigError(f"{what}, evaluation=True: {self._evaluator}")
         numbers = self._numbers(what, slots, evaluation)
         answers = self._sampler.call_envs(EnvCall(kind, name, data, overwrites), numbers, evaluation)
         if self._told is not None and kind != "get" and any(x.counts for x in answers.values()):
