@@ -68,7 +68,7 @@ IN_MANY, IN_REPLAYS, IN_STATES = (
 )  # fmt: skip
 STATES, IN_CHILD = "samplers/trackers/states.py", "tests/processes/test_child.py"
 AHEAD, IN_AHEAD = "samplers/trackers/batch_queue.py", "tests/samplers/test_batch_queue.py"
-REDUCTION, COLUMNS, MINIBATCH, PEERS = (
+REDUCTION, SLOT_PARTITION, MINIBATCH, PARTITION = (
     "learn/reduction.py", "learn/slot_partition.py", "learn/rows/minibatch.py", "replay/partition.py"
 )  # fmt: skip
 IN_R2D1 = "tests/algos/test_r2d1.py tests/algos/test_r2d1_replay.py"
@@ -221,7 +221,7 @@ MUTATIONS = (
              "is self.partition:\n            return ops", IN_MANY),
     Mutation("learners: normalisers see the own rows", "learn/policy.py", "if self.partition is not None and watches(self.agent)",
              "if False", IN_MANY),
-    Mutation("learners: MARWIL's norm of the own rows", COLUMNS, "if partition is None else ops", "if True else ops", IN_MANY),
+    Mutation("learners: MARWIL's norm of the own rows", SLOT_PARTITION, "if partition is not None:", "if False:", IN_MANY),
     Mutation("learners: counts of the own share", "learn/policy.py", "count if self.partition is None else", "count if True else",
              IN_MANY),
     Mutation("norm groups: one norm over all", "learn/optimizers.py", "group_of.get(id(p), name)", "name",
@@ -233,13 +233,13 @@ MUTATIONS = (
     Mutation("scan: what lies beyond an end counts", "ops/returns.py", ".masked_fill_(ends, 0.0)", "", "tests/ops/test_vtrace.py"),
     Mutation("offline: the replay fills as the data is played", "learn/train_ops.py", "    if itr == 0:", "    if False:",
              "tests/algos/test_cql.py"),
-    Mutation("learners: each leaves its own gap", PEERS, "int(self._columns(gap).max())", "gap", IN_REPLAYS),
-    Mutation("learners: fresh priorities of the own slots", REPLAY, "None if priority is None else peers.whole(priority)",
+    Mutation("learners: each leaves its own gap", PARTITION, "int(self._columns(gap).max())", "gap", IN_REPLAYS),
+    Mutation("learners: fresh priorities of the own slots", REPLAY, "None if priority is None else partition.gather_array(priority)",
              "priority", IN_REPLAYS),
-    Mutation("learners: a unit in the place of none tells its priority", PEERS, "whole[at] = priority[: len(at)]",
+    Mutation("learners: a unit in the place of none tells its priority", PARTITION, "whole[at] = priority[: len(at)]",
              "whole[: len(priority)] = priority", IN_REPLAYS),
-    Mutation("learners: noise of the first units", PEERS, "is None else noise[index]", "is None else noise[: len(index)]", IN_REPLAYS),
-    Mutation("learners: only own steps are collected", REPLAY, "added = int(peers.summed(np.array(added)))", "pass", IN_REPLAYS),
+    Mutation("learners: noise of the first units", PARTITION, "is None else noise[index]", "is None else noise[: len(index)]", IN_REPLAYS),
+    Mutation("learners: only own steps are collected", REPLAY, "added = int(partition.sum_array(np.array(added)))", "pass", IN_REPLAYS),
     Mutation("learners: R2D1's loss counts rows that it leaves out", R2D1, ", rows=valid.sum())", ")", IN_REPLAYS),
     Mutation("learners: faults are restored on every rank", "envs/pools/pool.py", "restarts=self.restarts)",
              "restarts=self.restarts, faults=self.faults)", IN_STATES),

@@ -96,8 +96,11 @@ _WHERE = {
     "check_env": "penstock.envs.check",
     "concat_samples": "penstock.core.batch_parts",
     "cosine": "penstock.core.schedule",
+    "exponential": "penstock.core.schedule",
     "launch": "penstock.studies.tune",
     "linear": "penstock.core.schedule",
+    "piecewise": "penstock.core.schedule",
+    "warmup": "penstock.core.schedule",
     "evaluate": "penstock.run.playing.evaluation",
     "load": "penstock.run.entry",
     "load_replay": "penstock.run.replays.contents",
@@ -184,7 +187,14 @@ if TYPE_CHECKING:
         PenstockError as PenstockError,
     )
     from penstock.core.placement import Placement as Placement
-    from penstock.core.schedule import Schedule as Schedule, cosine as cosine, linear as linear
+    from penstock.core.schedule import (
+        Schedule as Schedule,
+        cosine as cosine,
+        exponential as exponential,
+        linear as linear,
+        piecewise as piecewise,
+        warmup as warmup,
+    )
     from penstock.core.spec import BatchSpec as BatchSpec, EnvSpec as EnvSpec, Share as Share
     from penstock.envs.check import check_env as check_env
     from penstock.envs.make import EnvConfig as EnvConfig

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import ActionBox, StackedMLP, least
+from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, surely, through
@@ -128,6 +128,8 @@ class ControlAgent(Agent):
         self.warm.fill_(float(env_steps < settings.learning_starts))
         if not self._gaussian:
             self.spread.fill_(float(getattr(settings, "exploration_noise", 0.0)))
+        elif self.log_alpha is not None:
+            hold_temperature(self.log_alpha, settings)
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         if noise is not None and surely(self.warm > 0.0):

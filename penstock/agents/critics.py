@@ -25,6 +25,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
 
+_COLDEST = 1e-30
+"""The least temperature whose logarithm an agent can hold."""
 _ROWS = 32
 """With oneDNN, rows of a product that runs back through one of several networks come in multiples of this."""
 
@@ -60,6 +62,12 @@ class StackedMLP(nn.Module):
         """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
         held: dict[str, Any] = self._parameters
         return [held[name] if name in held else getattr(self, name) for name in self._names]
+
+
+def hold_temperature(log_alpha: Tensor, settings: Any) -> None:
+    """Sets log(alpha) of a soft agent to the settings' `alpha`, unless that is learned ("auto")."""
+    if (alpha := getattr(settings, "alpha", "auto")) != "auto":
+        log_alpha.data.fill_(math.log(max(alpha, _COLDEST)))
 
 
 def least(stack: nn.Module, features: Tensor, action: Tensor, of: int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import StackedMLP
+from penstock.agents.critics import StackedMLP, hold_temperature
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
@@ -77,6 +77,7 @@ class DiscreteControlAgent(Agent):
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
         self.warm.fill_(float(env_steps < settings.learning_starts))
+        hold_temperature(self.log_alpha, settings)
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         if noise is not None and surely(self.warm > 0.0):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.limits import Bound, NotNegative, Rate, Unit, Weight
+from penstock.core.limits import Bound, Chance, Rate, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import OptimizerName, rmsprop
@@ -43,7 +43,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: A2C) -> Loss:
     policy_loss = -ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - float(cfg.entropy_coef) * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - cfg.entropy_coef * entropy
     metrics = {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total}
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
@@ -63,11 +63,11 @@ class A2C(Settings):
     """RMSprop's step size, usually 3e-4 to 1e-3."""
     optimizer: OptimizerName = "rmsprop"
     """rmsprop (of the paper, with alpha 0.99), adam or adamw."""
-    gae_lambda: Unit = 1.0
+    gae_lambda: Chance = 1.0
     """Bias against variance of advantages; 1 is the paper's T-step return."""
     entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: NotNegative = 0.5
+    value_coef: Weight = 0.5
     """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
     body."""
     max_grad_norm: Bound = 0.5

@@ -20,7 +20,7 @@ from penstock.agents.actor_critic import value_unit
 from penstock.agents.agent import Agent, check_agent_members, logp_and_values
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Count, Limit, NotNegative, Positive, Rate, Unit, Weight, Whole
+from penstock.core.limits import Bound, Cap, Chance, Count, Limit, Rate, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
@@ -86,13 +86,12 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
 def loss_fn(agent: Agent, x: TrainBatch, cfg: APPO) -> Loss:
     """-min(ratio * A, clip(ratio) * A) + value_coef * (V - v)^2 / 2 - entropy_coef * H  (section 3.1)."""
     dist, value = agent(x.inputs, x.state)
-    clip, entropy_coef = float(cfg.clip), float(cfg.entropy_coef)  # schedules are numbers by now
     log_ratio = dist.log_prob(x["action"]) - x["logp"]
-    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], clip)
+    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], cfg.clip)
     policy_loss = ops.masked_mean(surrogate, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - entropy_coef * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - cfg.entropy_coef * entropy
     with torch.no_grad():
         metrics = {
             "policy_gradient_loss": policy_loss.detach(),
@@ -100,7 +99,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: APPO) -> Loss:
             "entropy_loss": -entropy.detach(),
             "loss": total.detach(),
             "approx_kl": ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid),
-            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > clip).float(), x.valid),
+            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > cfg.clip).float(), x.valid),
         }
     return Loss(total, metrics)
 
@@ -124,11 +123,11 @@ class APPO(MinibatchSettings):
     minibatch: Count = 256
     """Rows of a gradient step, usually 32 to 512; a batch is cut into round(T * B / minibatch) parts, with a recurrent
     net into whole columns of T rows, at least one each."""
-    vtrace_lambda: Unit = 0.95
+    vtrace_lambda: Chance = 0.95
     """Bias against variance of targets and advantages, usually 0.9 to 1; 1 in the paper."""
-    rho_bar: Bound = 1.0
+    rho_bar: Cap = 1.0
     """Largest weight of a row, min(rho_bar, pi_target / mu)."""
-    c_bar: Positive = 1.0
+    c_bar: Rate = 1.0
     """Largest ratio in the product of a trace, at most `rho_bar`: larger corrects further back, at more variance."""
     target_interval: Count = 2
     """Batches between copies of the policy into the target policy, usually 1 to 8."""
@@ -141,7 +140,7 @@ class APPO(MinibatchSettings):
     """How far the probability ratio may move from the target policy, usually 0.1 to 0.4."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: NotNegative = 0.5
+    value_coef: Weight = 0.5
     """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
     body."""
     max_grad_norm: Bound = 0.5

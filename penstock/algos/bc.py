@@ -15,7 +15,7 @@ from penstock.agents.actor_critic import ActorCritic
 from penstock.agents.agent import output_of
 from penstock.agents.networks import Net
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.limits import Bound, Count, Rate, Unit, Weight
+from penstock.core.limits import Bound, Chance, Count, Rate, Weight
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
@@ -31,7 +31,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: BC) -> Loss:
     dist = output_of(agent, agent(x.inputs, x.state), "dist")
     neglogp = -ops.masked_mean(dist.log_prob(x["action"]), x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = neglogp - float(cfg.entropy_coef) * entropy
+    total = neglogp - cfg.entropy_coef * entropy
     metrics = {"neglogp": neglogp, "entropy_loss": -entropy, "loss": total}
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
@@ -49,7 +49,7 @@ class BC(MinibatchSettings):
 
     lr: Rate = 1e-3
     """Adam's step size, usually 1e-4 to 1e-3."""
-    discount: Unit = 0.99
+    discount: Chance = 0.99
     """Discount of the returns that `net.normalize_reward` scales rewards by; the loss uses no return."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0; up to 0.01 keeps a policy from becoming certain on few data."""

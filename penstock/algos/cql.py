@@ -22,7 +22,7 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import QAgent
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Count, NotNegative, Number, Positive, Rate, Whole
+from penstock.core.limits import Count, Number, Positive, Rate, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -95,7 +95,7 @@ def critic_losses(
     weight = x["weight"] if "weight" in x.rows else torch.ones_like(x["target"])
     bellman = 0.5 * ((q - x["target"]).square() * weight).mean(1).sum()
     gaps = (gap * weight).mean(1)
-    factor, totals = float(cfg.cql_alpha), dict[str, Tensor]()
+    factor, totals = cfg.cql_alpha, dict[str, Tensor]()
     if cfg.threshold is not None:  # appendix F: the multiplier rises while the gap is above the threshold
         log_multiplier = agent.get_parameter("log_multiplier")
         factor = log_multiplier.detach().exp()
@@ -167,11 +167,7 @@ def agent_fn(spec: EnvSpec, cfg: CQL) -> Agent:
             f"CQL needs a box or one discrete action; the environment takes {describe(spec.action)}: use MARWIL "
             "or BC, which take any"
         )
-    agent = ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "CQL")
-    if cfg.alpha != "auto":
-        assert agent.log_alpha is not None
-        agent.log_alpha.data.fill_(math.log(cfg.alpha))
-    return agent
+    return ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "CQL")
 
 
 def _agent_with_multiplier(spec: EnvSpec, cfg: CQL) -> Agent:
@@ -186,6 +182,7 @@ class CQL(OffPolicySettings):
     """Settings of CQL."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn, _agent_with_multiplier)
+    fixed = OffPolicySettings.fixed | {"critics", "sampled_actions", "threshold"}
     usual_batch = BatchSpec(T=16, B=16)
     takes_stale = False
     offline: ClassVar[bool] = True
@@ -198,7 +195,7 @@ class CQL(OffPolicySettings):
     """Adam's step size of the critics, usually 1e-4 to 1e-3."""
     actor_lr: Positive | None = 1e-4
     """Step size of actor and temperature, usually below the critics'; None for the critics' `lr`."""
-    cql_alpha: NotNegative = 1.0
+    cql_alpha: Weight = 1.0
     """Weight of the gap between Q at all actions and at the data's, in units of Q: 0.02 to 10 for returns of about 1.
 
     With a `threshold`: the multiplier's first value. The alpha of equation 4; half of min_q_weight in the authors'
@@ -216,7 +213,7 @@ class CQL(OffPolicySettings):
     """Rows played back before the first gradient step."""
     target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
-    alpha: Positive | Literal["auto"] = "auto"
+    alpha: Rate | Literal["auto"] = "auto"
     """Boxes: temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
     """Boxes: entropy in nats, of actions scaled to [-1, 1], that `auto` aims at; None: minus the number of elements."""

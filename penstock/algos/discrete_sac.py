@@ -7,7 +7,6 @@ one (`entropy_share`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from penstock import ops
 from penstock.agents.discrete_control import DiscreteControlAgent
 from penstock.core.batch import TrainBatch
-from penstock.core.limits import Count, Positive, Unit, Whole
+from penstock.core.limits import Chance, Count, Positive, Rate, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -92,10 +91,7 @@ def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
     """The default agent: categorical actor and `critics` critics."""
-    agent = DiscreteControlAgent(spec, cfg.net, cfg.discount, cfg.critics)
-    if cfg.alpha != "auto":
-        agent.log_alpha.data.fill_(math.log(cfg.alpha))
-    return agent
+    return DiscreteControlAgent(spec, cfg.net, cfg.discount, cfg.critics)
 
 
 @dataclass(frozen=True)
@@ -103,6 +99,7 @@ class DiscreteSAC(OffPolicySettings):
     """Settings of discrete SAC."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {"critics"}
 
     actor_lr: Positive | None = None
     """Step size of the actor; None for the critics' `lr`."""
@@ -116,9 +113,9 @@ class DiscreteSAC(OffPolicySettings):
     """Steps of random actions before the first gradient step."""
     target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
-    alpha: Positive | Literal["auto"] = "auto"
+    alpha: Rate | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
-    entropy_share: Unit = 0.5
+    entropy_share: Chance = 0.5
     """Entropy that `auto` aims at, as a share of the largest one, log(legal actions); usually 0.2 to 0.98.
 
     The paper's 0.98 lets a policy of two actions take the better one in 58 of 100 steps; 0.5 in 89.

@@ -21,7 +21,7 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, Limit, Number, Positive, Rate, Share, Unit, Whole
+from penstock.core.limits import Bound, Chance, Count, Limit, Number, Part, Positive, Rate, Share, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -86,7 +86,7 @@ def replay_fn(agent: QAgent, cfg: DQN) -> ReplaySchedule:
         rows, slots = (x.ravel() for x in np.broadcast_arrays(t[:, None], np.arange(storage.slots)))
         total, terminated, after = view.returns(storage, rows, slots)
         scaled = agent.scaled_reward(torch.from_numpy(total).to(agent.epsilon.device)).cpu().numpy()
-        following = storage.info("['q_max']", rows + after, slots) * ~terminated * cfg.discount**after
+        following = storage.info("['q_max']", rows + after, slots) * ~terminated * view.discount**after
         return (scaled + following - storage.info("['q']", rows, slots)).reshape(len(t), -1)
 
     replay = Replay(
@@ -117,6 +117,18 @@ class DQN(OffPolicySettings):
     """Settings of DQN and Rainbow."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {
+        "dueling",
+        "dueling_hidden",
+        "distributional",
+        "n_atoms",
+        "v_min",
+        "v_max",
+        "noisy",
+        "noisy_sigma",
+        "ladder",
+        "eps_eval",
+    }
 
     lr: Rate = 1e-4
     """Adam's step size, usually 6e-5 (Atari) to 1e-3."""
@@ -162,9 +174,9 @@ class DQN(OffPolicySettings):
     """Chance of a random action in evaluations, usually 0 to 0.05; 0.001 in Dopamine, 0.05 in Mnih et al. 2015."""
     target_interval: Count = 250
     """Gradient steps between updates of the target network."""
-    tau: Share = 1.0
+    tau: Part = 1.0
     """Share of the online network in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
-    huber_delta: Positive = 1.0
+    huber_delta: Rate = 1.0
     """Huber loss: errors beyond this count linearly."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""

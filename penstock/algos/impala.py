@@ -16,7 +16,7 @@ from penstock.agents.actor_critic import ActorCritic, value_unit
 from penstock.agents.agent import logp_and_values
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight, Whole
+from penstock.core.limits import Bound, Cap, Chance, Rate, Weight, Whole
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
@@ -57,7 +57,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: IMPALA) -> Loss:
     policy_loss = -ops.masked_mean(dist.log_prob(x["action"]) * x["advantage"], x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - float(cfg.entropy_coef) * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - cfg.entropy_coef * entropy
     metrics = {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy, "loss": total}
     return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
@@ -78,18 +78,18 @@ class IMPALA(Settings):
 
     lr: Rate = 1e-3
     """The optimizer's step size, usually 5e-4 to 2e-3."""
-    vtrace_lambda: Unit = 1.0
+    vtrace_lambda: Chance = 1.0
     """Bias against variance of targets and advantages; 1 in the paper."""
-    rho_bar: Bound = 1.0
+    rho_bar: Cap = 1.0
     """Largest weight of a row, min(rho_bar, pi / mu); below inf, V converges to the value of a policy between pi and
     mu."""
-    c_bar: Positive = 1.0
+    c_bar: Rate = 1.0
     """Largest ratio in the product of a trace, at most `rho_bar`: larger corrects further back, at more variance."""
     max_lag: Whole | None = None
     """Rows are left out if their actions are from a version more than this many training steps old; None: no bound."""
     entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: NotNegative = 0.5
+    value_coef: Weight = 0.5
     """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
     body."""
     max_grad_norm: Bound = 0.5

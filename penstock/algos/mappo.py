@@ -31,7 +31,7 @@ from penstock.agents.recurrent import Memory
 from penstock.algos.ppo import loss_fn, postprocess_fn
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
+from penstock.core.limits import Bound, Chance, Rate, Weight
 from penstock.core.spec import STATE_KEY, EnvSpec, describe
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn
@@ -161,15 +161,15 @@ class MAPPO(MinibatchSettings):
     observes_state: ClassVar[bool] = True
     """The environment adds the key "state" to observations."""
 
-    gae_lambda: Unit = 0.95
+    gae_lambda: Chance = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""
     clip: Rate = 0.2
     """How far the probability ratio may move, usually 0.05 to 0.2."""
     entropy_coef: Weight = 0.01
     """Weight of the entropy bonus per nat, usually 0 to 0.02; 0.01 in the paper."""
-    value_coef: NotNegative = 1.0
+    value_coef: Weight = 1.0
     """Weight of half the squared value error, usually 0.5 to 1."""
-    target_kl: Positive | None = None
+    target_kl: Rate | None = None
     """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
     None: it never stops early."""
     max_grad_norm: Bound = 10.0

@@ -18,7 +18,7 @@ from penstock import ops
 from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.limits import Bound, Count, Limit, NotNegative, Rate, Share, Unit, Weight
+from penstock.core.limits import Bound, Chance, Count, Limit, Rate, Share, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
@@ -76,7 +76,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: MARWIL) -> Loss:
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     # In units of c: large returns would leave the policy nothing of the gradient of a shared body.
     scaled = value_loss / (agent.get_buffer("advantage_square") + 1e-8)
-    total = policy_loss + cfg.value_coef * scaled - float(cfg.entropy_coef) * entropy
+    total = policy_loss + cfg.value_coef * scaled - cfg.entropy_coef * entropy
     metrics = {
         "policy_gradient_loss": policy_loss,
         "value_loss": value_loss,
@@ -104,11 +104,11 @@ class MARWIL(MinibatchSettings):
 
     lr: Rate = 1e-3
     """Adam's step size, usually 1e-4 to 1e-3."""
-    discount: Unit = 0.99
+    discount: Chance = 0.99
     """Weight of the next step's reward in returns, usually 0.9 to 0.999."""
-    beta: NotNegative = 1.0
+    beta: Weight = 1.0
     """Weight of the advantage in an action's weight, usually 0.5 to 3; 0 imitates all actions alike."""
-    value_coef: NotNegative = 1.0
+    value_coef: Weight = 1.0
     """Weight of half the squared value error over c^2, which does not depend on the size of rewards."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0."""

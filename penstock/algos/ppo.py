@@ -14,7 +14,7 @@ import torch
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.limits import Bound, NotNegative, Positive, Rate, Unit, Weight
+from penstock.core.limits import Bound, Chance, Rate, Weight
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
@@ -43,13 +43,12 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
 def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
     """-min(ratio * A, clip(ratio) * A) + value_coef * (V - R)^2 / 2 - entropy_coef * H  (eq. 7 and 9)."""
     dist, value = agent(x.inputs, x.state)
-    clip, entropy_coef = float(cfg.clip), float(cfg.entropy_coef)  # schedules are numbers by now
     log_ratio = dist.log_prob(x["action"]) - x["logp"]
-    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], clip)
+    surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], cfg.clip)
     policy_loss = ops.masked_mean(surrogate, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
-    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - entropy_coef * entropy
+    total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - cfg.entropy_coef * entropy
     with torch.no_grad():
         kl = ops.masked_mean(ops.approx_kl(log_ratio, ratio), x.valid)
         metrics = {
@@ -58,7 +57,7 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
             "entropy_loss": -entropy.detach(),
             "loss": total.detach(),
             "approx_kl": kl,
-            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > clip).float(), x.valid),
+            "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > cfg.clip).float(), x.valid),
         }
     return Loss(total, metrics, limits={} if cfg.target_kl is None else {"approx_kl": 1.5 * cfg.target_kl})
 
@@ -75,16 +74,16 @@ class PPO(MinibatchSettings):
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
 
-    gae_lambda: Unit = 0.95
+    gae_lambda: Chance = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""
     clip: Rate = 0.2
     """How far the probability ratio may move, usually 0.1 to 0.3."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus per nat, usually 0 to 0.02."""
-    value_coef: NotNegative = 1.0
+    value_coef: Weight = 1.0
     """Weight of half the squared value error, usually 0.5 to 1: double the value used in libraries that weigh the full
     square. It matters for a shared body."""
-    target_kl: Positive | None = None
+    target_kl: Rate | None = None
     """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
     None: it never stops early."""
     max_grad_norm: Bound = 2.0

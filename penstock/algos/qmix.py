@@ -31,7 +31,7 @@ from penstock.algos.dqn import of_action
 from penstock.algos.mappo import without_state
 from penstock.core.batch import Inputs, SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, Positive, Rate, Share, Unit, Whole
+from penstock.core.limits import Bound, Cap, Chance, Count, Part, Positive, Rate, Share, Unit, Whole
 from penstock.core.spec import STATE_KEY, BatchSpec, EnvSpec
 from penstock.core.tree import Tree
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
@@ -196,6 +196,7 @@ class QMIX(OffPolicySettings):
     """Settings of QMIX and VDN."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {"mixer", "mixing_hidden", "team_reward", "dueling", "ladder", "eps_eval"}
     usual_batch = BatchSpec(T=1, B=8)
     lockstep = True
     """All agents act in each step; turn-based environments are refused."""
@@ -231,9 +232,9 @@ class QMIX(OffPolicySettings):
     """Chance of a random action in evaluations, usually 0 to 0.05."""
     target_interval: Count = 200
     """Gradient steps between updates of the target networks; 200 episodes in the paper."""
-    tau: Share = 1.0
+    tau: Part = 1.0
     """Share of the online networks in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
-    huber_delta: Bound = float("inf")
+    huber_delta: Cap = float("inf")
     """Huber loss: errors beyond this count linearly; inf: half the square, as in the papers."""
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""

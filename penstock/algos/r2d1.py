@@ -22,7 +22,8 @@ from penstock.agents.networks import Net
 from penstock.agents.q_agent import Ladder, QAgent, q_agent
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, NotNegative, Positive, Rate, Share, Unit, Whole
+from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positive, Rate, Share, Unit, Whole
+from penstock.core.schedule import with_values
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.core.tree import tree_map
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
@@ -104,7 +105,8 @@ def optimizer_fn(agent: QAgent, cfg: R2D1) -> Optimizers:
 
 def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
     """Sequences with stored state, and the target network's update after each gradient step."""
-    view = Sequences(cfg.state_interval, cfg.burn_in, cfg.train_length, cfg.n_step, cfg.net.clip_reward, agent.fed)
+    given = cfg.state_interval, cfg.burn_in, cfg.train_length, cfg.n_step, cfg.net.clip_reward, agent.fed, cfg.discount
+    view = Sequences(*given)
 
     def recorded_priority(storage: Storage, t: Rows) -> Array:
         """[n, B] as `loss_fn` returns it, by the values that the agent saw when it acted."""
@@ -122,7 +124,8 @@ def replay_fn(agent: QAgent, cfg: R2D1) -> ReplaySchedule:
             valid,
         )
         reward, value, terminated, truncated, valid = (torch.from_numpy(x).to(agent.epsilon.device) for x in kept)
-        target = targets(agent, reward, value, terminated, truncated, valid, cfg).cpu()
+        now = with_values(cfg, {"discount": view.discount})
+        target = targets(agent, reward, value, terminated, truncated, valid, now).cpu()
         size = (torch.from_numpy(storage.info("['q']", rows[:-1], slots[:-1])[: cfg.train_length]) - target).abs()
         return ops.sequence_priority(size, valid[: cfg.train_length].cpu(), cfg.eta).reshape(len(t), -1).numpy()
 
@@ -161,11 +164,23 @@ class R2D1(OffPolicySettings):
     """Settings of R2D1."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {
+        "burn_in",
+        "train_length",
+        "state_interval",
+        "dueling",
+        "dueling_hidden",
+        "value_rescale",
+        "rescale_eps",
+        "eta",
+        "ladder",
+        "eps_eval",
+    }
     usual_batch = BatchSpec(T=40, B=16)
 
     lr: Rate = 1e-3
     """Adam's step size, usually 1e-4 (Atari) to 1e-3."""
-    discount: Unit = 0.997
+    discount: Chance = 0.997
     """Weight of the next step's value, usually 0.99 to 0.997."""
     batch_size: Count = 32
     """Sequences of a gradient step, usually 16 to 64."""
@@ -192,7 +207,7 @@ class R2D1(OffPolicySettings):
     """The network learns h(Q), which shrinks large returns (Pohlen et al. 2018)."""
     rescale_eps: Positive = 1e-3
     """Slope of h where returns are large."""
-    eta: Unit = 0.9
+    eta: Chance = 0.9
     """Priority of a sequence: eta * its largest error + (1 - eta) * its mean error."""
     epsilon: Chance = 0.4
     """Chance of a random action; with a ladder, the largest epsilon of any slot."""
@@ -204,7 +219,7 @@ class R2D1(OffPolicySettings):
     """Chance of a random action in evaluations, usually 0 to 0.05."""
     target_interval: Count = 100
     """Gradient steps between updates of the target network, usually 100 to 2,500 (Atari)."""
-    tau: Share = 1.0
+    tau: Part = 1.0
     """Share of the online network in a target update: 1 is a hard copy, 0.005 with interval 1 a soft one."""
     max_grad_norm: Bound = 80.0
     """Gradients are scaled down to this norm."""

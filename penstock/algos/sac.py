@@ -6,7 +6,6 @@ truncated episodes bootstrap. Entropy is that of actions scaled from the environ
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +14,7 @@ import torch
 from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.core.batch import TrainBatch
-from penstock.core.limits import Count, Number, Positive
+from penstock.core.limits import Count, Number, Positive, Rate
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -99,11 +98,7 @@ def replay_fn(agent: ControlAgent, cfg: SAC) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
     """The default agent: squashed Gaussian actor and `critics` critics."""
-    agent = ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "SAC")
-    if cfg.alpha != "auto":
-        assert agent.log_alpha is not None
-        agent.log_alpha.data.fill_(math.log(cfg.alpha))
-    return agent
+    return ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "SAC")
 
 
 @dataclass(frozen=True)
@@ -111,6 +106,7 @@ class SAC(OffPolicySettings):
     """Settings of SAC."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {"critics"}
 
     actor_lr: Positive | None = None
     """Step size of the actor; None for the critics' `lr`."""
@@ -118,7 +114,7 @@ class SAC(OffPolicySettings):
     """Step size of the temperature; None for the critics' `lr`."""
     target_interval: Count = 1
     """Gradient steps between updates of the target critics."""
-    alpha: Positive | Literal["auto"] = "auto"
+    alpha: Rate | Literal["auto"] = "auto"
     """Temperature, or `auto` to learn it."""
     target_entropy: Number | None = None
     """Entropy in nats, of actions scaled to [-1, 1], that `auto` aims at; None: minus the number of elements."""

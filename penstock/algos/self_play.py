@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -258,6 +258,7 @@ class SelfPlay:
     """Settings of self-play: an Algorithm, so that it stands where the algorithm that it plays with would."""
 
     __new__ = known_names
+    fixed: ClassVar[frozenset[str]] = frozenset(("pool", "elo"))
 
     algo: Settings = field(default_factory=PPO)
     """The algorithm that main learns by, e.g. `ps.PPO(lr=1e-3)`."""

@@ -14,7 +14,7 @@ from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.agents.distributions import standard_normal
 from penstock.core.batch import TrainBatch
-from penstock.core.limits import Count, Limit, NotNegative, Positive, Rate, Weight
+from penstock.core.limits import Count, Limit, Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -77,6 +77,7 @@ class TD3(OffPolicySettings):
     """Settings of TD3."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = OffPolicySettings.fixed | {"critics"}
 
     lr: Rate = 1e-3
     """Adam's step size of the critics, usually 3e-4 to 1e-3."""
@@ -86,7 +87,7 @@ class TD3(OffPolicySettings):
     """Gradient steps of the critics for each step of the actor and the targets."""
     exploration_noise: Weight = 0.1
     """Standard deviation of the noise on actions, in units of half the box."""
-    target_noise: NotNegative = 0.2
+    target_noise: Weight = 0.2
     """Standard deviation of the noise on target actions, in units of half the box."""
     target_noise_clip: Annotated[float, Limit(0.0, math.inf)] = 0.5
     """Largest noise on target actions."""

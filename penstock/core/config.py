@@ -231,7 +231,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         raise ConfigError(f"{path}={_told(value)}; {nearest(str(value), map(str, args))}")
     if origin is tuple and isinstance(value, str) and _NUMBERS.fullmatch(value):
         value = [part for part in value.strip("[]() ").split(",") if part.strip()]
-    if origin is tuple and isinstance(value, (list, tuple)):
+    if origin is tuple and isinstance(value, (list, tuple, range)):
         if len(value) > _MOST_VALUES:
             raise ConfigError(f"{path} has {len(value):,} values; expected at most {_MOST_VALUES:,}")
         inner = args[:1] * len(value) if len(args) == 2 and args[1] is Ellipsis else args

@@ -7,11 +7,13 @@ import functools
 import math
 import sys
 import typing
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from penstock.core.config import check_fields
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import Schedule, check_schedules, schedule_ends
+from penstock.core.schedule import Schedule, check_schedules, curve
 
 _LARGEST = sys.float_info.max
 
@@ -28,11 +30,14 @@ class Limit(NamedTuple):
 
     def holds(self, value: Any) -> bool:
         """True for a number or schedule inside, and for values that are neither (None, "auto"), which types judge."""
-        try:
-            start, end = schedule_ends(value) if isinstance(value, str) else (value, value)
-        except ConfigError:
-            return True
-        inside = start is None or self.low <= min(start, end) <= max(start, end) <= self.high
+        if isinstance(value, str) or callable(value):
+            try:
+                found = curve(typing.cast(Any, value))
+            except ConfigError:
+                return True
+            inside, start = self.low <= found.lowest <= found.highest <= self.high, found.start
+        else:
+            inside, start = value is None or self.low <= value <= self.high, value
         return inside and not (self.above and start == self.low)
 
     def __str__(self) -> str:
@@ -60,12 +65,23 @@ Unit = Annotated[float, Limit(0.0, 1.0)]
 """0 to 1."""
 Share = Annotated[float, Limit(0.0, 1.0, above=True)]
 """0 to 1, but not 0."""
-Rate = Annotated[Schedule, Limit(0.0, above=True)]
-"""A number or schedule above 0; a schedule may end at 0."""
-Weight = Annotated[Schedule, Limit(0.0)]
-"""A number or schedule of 0 or more."""
-Chance = Annotated[Schedule, Limit(0.0, 1.0)]
-"""A number or schedule from 0 to 1."""
+if TYPE_CHECKING:  # numbers to those that read them: functions get settings at the present time
+    Rate: TypeAlias = Any
+    Weight: TypeAlias = Any
+    Chance: TypeAlias = Any
+    Part: TypeAlias = Any
+    Cap: TypeAlias = Any
+else:
+    Rate = Annotated[Schedule, Limit(0.0, above=True)]
+    """A number or schedule above 0; a schedule may end at 0."""
+    Weight = Annotated[Schedule, Limit(0.0)]
+    """A number or schedule of 0 or more."""
+    Chance = Annotated[Schedule, Limit(0.0, 1.0)]
+    """A number or schedule from 0 to 1."""
+    Part = Annotated[Schedule, Limit(0.0, 1.0, above=True)]
+    """A number or schedule from 0 to 1 that does not begin at 0."""
+    Cap = Annotated[Schedule, Limit(0.0, math.inf, above=True)]
+    """A number or schedule above 0, or inf for no bound."""
 
 
 def check_settings(settings: Any, prefix: str = "") -> None:
@@ -83,6 +99,16 @@ def check_settings(settings: Any, prefix: str = "") -> None:
         if not all(map(limit.holds, value if isinstance(value, tuple) else (value,))):
             raise ConfigError(
                 f"{prefix}{name}={value}; expected {limit}" + ", finite" * (value == math.inf and limit.low == 0)
+            )
+
+
+def require_whole(least: int, **given: Any) -> None:
+    """For the arguments of a function: raises ConfigError unless each is None or a whole number, `least` or more."""
+    for name, value in given.items():
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= least):
+            raise ConfigError(
+                f"{name}={value!r:.60} ({type(value).__name__}); expected a whole number, {least} or more"
             )
 
 

@@ -73,7 +73,7 @@ def unpack(text: bytes, data: npt.NDArray[np.uint8], extension: Extension | None
     try:
         return reader.value(json.loads(text))
     except (AttributeError, OverflowError, SyntaxError) as error:
-        raise ValueError(f"no value was written like this: {error}") from error
+        raise ValueError(f"this is no value as penstock writes them: {error}") from error
 
 
 def encode(value: Any, name: str = "value", extension: Extension | None = None) -> bytes:
@@ -196,7 +196,10 @@ class _Reader:
             raise ValueError(f"an array of dtype {dtype}, shape {shape} is not allowed")
         self._left -= size
         if self._left < 0 or not 0 <= at <= len(self._data) - size:
-            raise ValueError(f"an array {dtype}{shape} at {at:,} does not lie in the {len(self._data):,} bytes of all")
+            raise ValueError(
+                f"an array {dtype}{shape} takes {size:,} bytes from byte {at:,} on; expected arrays that fit into the "
+                f" {len(self._data):,} bytes of data together"
+            )
         array = np.empty(shape, dtype)
         if size:
             array.reshape(-1).view(np.uint8)[...] = self._data[at : at + size]

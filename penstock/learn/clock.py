@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import fields
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import needs_total
+from penstock.core.schedule import over_the_run
 
 
 class Clock:
@@ -40,7 +39,7 @@ class Clock:
         if self._said or self.total_steps:
             return
         self._said = True
-        still = {f.name: value for f in fields(settings) if needs_total(value := getattr(settings, f.name))}
+        still = over_the_run(settings)
         if still:
             name, text = next(iter(still.items()))
             warnings.warn(
@@ -52,7 +51,10 @@ class Clock:
             )
 
 
-def _in_steps(schedule: str) -> str:
-    kind, _, numbers = schedule.partition("(")
-    start, end = numbers.rstrip(") ").split(",")[:2]
-    return f"{kind}({start.strip()}, {end.strip()}, steps=100_000)"
+def _in_steps(schedule: Any) -> str:
+    """A schedule as it could be written in steps: of two values the same ones."""
+    kind, _, numbers = str(schedule).partition("(")
+    values = numbers.rstrip(") ").split(",")[:2]
+    if kind.strip() not in ("linear", "cosine", "exponential") or len(values) != 2:
+        return "linear(1e-3, 0, steps=100_000)"
+    return f"{kind}({values[0].strip()}, {values[1].strip()}, steps=100_000)"

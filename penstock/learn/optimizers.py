@@ -300,9 +300,16 @@ class Adam:
         """
         params = list(parameters)
         self.param_groups: list[dict[str, Any]] = [
-            {"params": params, "lr": lr, "betas": betas, "eps": eps, "lr_scale": lr_scale}
+            {
+                "params": params,
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "lr_scale": lr_scale,
+                "weight_decay": weight_decay,
+            }
         ]
-        self._weight_decay, self._kernel = weight_decay, _ADAMW if decoupled else _ADAM
+        self._kernel = _ADAMW if decoupled else _ADAM
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._count = torch.zeros(len(params), device=params[0].device if params else None)
@@ -334,7 +341,7 @@ class Adam:
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
-                weight_decay=self._weight_decay,
+                weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=False,
                 grad_scale=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.core.config import import_object, known_names
 from penstock.core.errors import ConfigError, nearest
@@ -29,6 +29,7 @@ class Policies:
     """
 
     __new__ = known_names
+    fixed: ClassVar[frozenset[str]] = frozenset(("policy_mapping_fn", "seats", "policies_to_train", "min_rows"))
 
     algos: Mapping[str, Algorithm]
     """The algorithm of each policy by its id, e.g. {"a": ps.PPO(), "b": ps.DQN()}."""

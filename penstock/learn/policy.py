@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -132,6 +132,8 @@ class Policy:
             if not isinstance(schedule := self.replay_schedule, ReplaySchedule):
                 raise ConfigError(f"replay_fn returned {type(schedule).__name__}; expected a penstock.ReplaySchedule")
             schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
+        self._replay_fn = replay_fn
+        self._rates = self._group_rates()  # as they were last set here
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
         self.updates = 0
@@ -143,8 +145,9 @@ class Policy:
         self._skips_in_a_row = self._predictions = 0
         self._groups = NormGroups()
         self.counts_rows = False  # minibatches are counted by valid rows, as `Policies.min_rows` says
+        self.told_of_rates = False  # of a step size that somebody changed in `param_groups`
         self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
-        self.progress = 0.0
+        self.progress, self._env_steps = 0.0, 0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
         """True if the agent has noisy layers; each gradient step from replay then draws new noise."""
@@ -172,7 +175,7 @@ class Policy:
 
     def move_schedules(self, progress: float, env_steps: int = 0) -> None:
         """Sets the progress like `set_progress`, but not who counts the steps."""
-        self.progress = progress
+        self.progress, self._env_steps = progress, env_steps
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
             self.settings = at_progress(self.algorithm, progress, steps, self.settings)
@@ -181,8 +184,60 @@ class Policy:
                 for optimizer in self.optimizers.values():
                     for group in optimizer.param_groups:
                         group["lr"] = lr * group.get("lr_scale", 1.0)
+                self._rates = self._group_rates()
+            if self.replay_schedule is not None and (discount := getattr(self.settings, "discount", None)) is not None:
+                self.replay_schedule.replay.set_discount(discount)
         if self._explores:
             self.agent.set_exploration(self.settings, steps)
+
+    def taking_settings_of(self, twin: Policy) -> Callable[[], None]:
+        """A function by which this policy goes on with the settings of another one, keeping all that it has learned.
+
+        Args:
+            twin: built by the changed algorithm for the same spaces.
+
+        Raises:
+            ConfigError: the settings would need other networks or optimizers, or a larger replay.
+        """
+        own, theirs = ({name: p.shape for name, p in x.agent.named_parameters()} for x in (self, twin))
+        if own != theirs:
+            raise ConfigError("the change needs other networks; start anew with it, init=RUN (--init)")
+        made = self.optimizer_fn(self.agent, twin.settings)
+        held, wanted = (
+            {name: [len(group["params"]) for group in x.param_groups] for name, x in optimizers.items()}
+            for optimizers in (self.optimizers, made)
+        )
+        if held != wanted:
+            raise ConfigError(
+                f"the change needs other optimizers, for {wanted} parameters where there are {held}; start anew with "
+                "it, init=RUN (--init)"
+            )
+        fresh = None if self._replay_fn is None else self._replay_fn(self.agent, twin.settings)
+
+        def take() -> None:
+            self.algorithm, self._scheduled = twin.algorithm, twin._scheduled
+            self.epochs, self.minibatch = twin.epochs, twin.minibatch
+            self.max_grad_norm, self.standardize = twin.max_grad_norm, twin.standardize
+            self.settings = twin.settings
+            for name, optimizer in made.items():
+                for group, asked in zip(self.optimizers[name].param_groups, optimizer.param_groups):
+                    group.update({key: asked[key] for key in _OF_THE_SETTINGS if key in asked})
+            self._rates = self._group_rates()
+            if fresh is not None and self.replay_schedule is not None:
+                self.replay_schedule.take_settings_of(fresh)
+            self.move_schedules(self.progress, self._env_steps)
+
+        return take
+
+    @property
+    def rates_changed(self) -> dict[str, tuple[float, float]]:
+        """The step size of each optimizer that somebody has changed in its `param_groups`: (set by settings, now)."""
+        now = self._group_rates()
+        pairs = zip([name for name, x in self.optimizers.items() for _ in x.param_groups], self._rates, now)
+        return {name: (asked, seen) for name, asked, seen in pairs if asked != seen}
+
+    def _group_rates(self) -> list[float]:
+        return [group.get("lr", 0.0) for x in self.optimizers.values() for group in x.param_groups]
 
     def act_only(self) -> None:
         """Sets exploration to that of a run's end, for a policy that is never trained."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -175,6 +175,17 @@ class PolicySet(Mapping[str, Policy]):
                 policy.set_progress(progress, env_steps)
             else:
                 policy.act_only()
+
+    def taking_settings_of(self, twin: PolicySet) -> Callable[[], None]:
+        """Like `Policy.taking_settings_of`, for each policy."""
+        each = [policy.taking_settings_of(twin[name]) for name, policy in self.items()]
+
+        def take() -> None:
+            self.settings = twin.settings
+            for of_one in each:
+                of_one()
+
+        return take
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
         """Like `Policy.prepare`, for batches of `batch.B` environments.

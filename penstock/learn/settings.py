@@ -10,7 +10,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.networks import Net
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Count, NotNegative, Positive, Rate, Share, Unit, Whole, check_settings
+from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positive, Rate, Whole, check_settings
 from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
@@ -53,10 +53,12 @@ class Settings:
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     recurrent_batch: ClassVar[BatchSpec | None] = None
     """T and B with a recurrent net, where minibatches are whole columns; None: the same as `usual_batch`."""
+    fixed: ClassVar[frozenset[str]] = frozenset(("net", "agent", "optimizer", "normalize_value"))
+    """Settings that `run.set` does not change, as networks, optimizers or replay are made by them."""
 
     lr: Rate = 3e-4
     """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
-    discount: Unit = 0.99
+    discount: Chance = 0.99
     """Weight of the next step's value, usually 0.9 to 0.999."""
     optimizer: OptimizerName = "adam"
     """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019) or rmsprop."""
@@ -133,6 +135,7 @@ class OffPolicySettings(Settings):
     """T and B of the sampler, where a run names none."""
     takes_stale: ClassVar[bool] = True
     """Replay holds batches of earlier policies anyway."""
+    fixed = Settings.fixed | {"n_step"}
 
     adam_eps: NotNegative = 1e-8
     """Added to the optimizer's divisor, usually 1e-8 to 1e-4; 1e-8 is torch's, 1.5e-4 Rainbow's."""
@@ -144,7 +147,7 @@ class OffPolicySettings(Settings):
     """Steps of random actions before the first gradient step, usually 100 to 10,000."""
     n_step: Count = 1
     """Rewards in a target before the value."""
-    tau: Share = 0.005
+    tau: Part = 0.005
     """Share of the online networks in an update of the target ones."""
     replay: ReplaySettings = ReplaySettings()
     """Replay: how many rows are kept, and how they are drawn."""

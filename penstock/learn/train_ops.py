@@ -297,13 +297,30 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
     counts: dict[str, int] = {}
     for metrics in steps:
         if not isinstance(metrics, Mapping):
-            raise ConfigError(f"metrics are {type(metrics).__name__}; expected a dict of scalars by name")
+            raise ConfigError(
+                f"the metrics of a loss are a {type(metrics).__name__}; expected a dict of numbers by name"
+            )
         for name, value in metrics.items():
             if isinstance(value, Tensor) and value.numel() != 1:
-                raise ConfigError(f"metric {name!r} is of shape {list(value.shape)}; expected a scalar: its mean?")
+                raise ConfigError(
+                    f"metric {name!r} is a tensor of shape {list(value.shape)}; expected one number, such as its mean()"
+                )
             sums[name] = sums[name] + value if name in sums else value
             counts[name] = counts.get(name, 0) + 1
     return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
+
+
+def _tell_of_rates(policy: Policy, changed: Mapping[str, tuple[float, float]]) -> None:
+    """Warns, once, of a step size that somebody changed in an optimizer's `param_groups`."""
+    if policy.told_of_rates:
+        return
+    policy.told_of_rates = True
+    name, (asked, seen) = next(iter(changed.items()))
+    warnings.warn(
+        f"the optimizer {name!r} has lr {seen:g} in its param_groups, and the settings say {asked:g}: it acts, but a "
+        f"schedule or a resumed run sets {asked:g} again; to change it for good: run.set({{'algo.lr': {seen:g}}})",
+        stacklevel=4,
+    )
 
 
 def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
@@ -313,8 +330,10 @@ def _counted(policy: Policy, results: ResultDict, env_steps: int) -> ResultDict:
         results["train/skipped_updates"] = float(policy.skipped)
     if policy.stale_rows:
         results["train/stale_rows"] = float(policy.stale_rows)
-    if (lr := getattr(policy.settings, "lr", None)) is not None:
-        results["train/learning_rate"] = float(lr)
+    if (group := next(iter(policy.optimizers.values())).param_groups[0]).get("lr") is not None:
+        results["train/learning_rate"] = float(group["lr"])
+    if changed := policy.rates_changed:
+        _tell_of_rates(policy, changed)
     if not (clock := policy.clock).kept_outside:
         clock.env_steps += policy.of_all(env_steps)
         clock.remark(policy.algorithm)

@@ -87,6 +87,13 @@ class HindsightTransitions:
             self._reward_fn.play_in(make)
             self._rewards(*self._zeros)
 
+    @property
+    def discount(self) -> float:
+        return self._plain.discount
+
+    def set_discount(self, discount: float) -> None:
+        self._plain.set_discount(discount)
+
     def usable(self, storage: Storage, t: Rows) -> Array:
         return self._plain.usable(storage, t)
 

@@ -225,6 +225,14 @@ class PrioritizedIndex:
         self._tree.set((unit % self._units) * self._slots + slot, scaled)
         self._largest = max(self._largest, largest)
 
+    def set_alpha(self, alpha: float) -> None:
+        """Has priorities count by another power; those that are kept are raised to it."""
+        if alpha != self._alpha:
+            power = alpha / self._alpha if self._alpha else 0.0
+            kept = self._tree.values
+            self._tree.load(np.where(kept > 0.0, kept**power, 0.0))
+            self._largest, self._alpha = self._largest**power, alpha
+
     def state_dict(self) -> dict[str, Any]:
         return {"tail": self.tail, "head": self.head, "largest": self._largest}
 

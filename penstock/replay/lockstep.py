@@ -50,8 +50,12 @@ class LockstepTransitions:
             raise ConfigError(f"n_step={n_step}, seats={seats}; expected 1 or more of each")
         self.seats, self.n_step, self.fed, self.span = seats, n_step, fed, n_step + 1
         self._reward_of, self._clip = reward, clip_reward
-        self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
         self._steps = np.arange(n_step + 1)[:, None, None]
+        self.set_discount(discount)
+
+    def set_discount(self, discount: float) -> None:
+        self.discount = discount
+        self._powers = discount ** np.arange(self.n_step + 1, dtype=np.float64)
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         valid = storage.valid_rows(t)

@@ -81,6 +81,7 @@ class PartitionedStore:
     def __init__(self, storage: Storage, view: View, partition: Partition) -> None:
         self.storage, self.bytes = storage, storage.bytes
         self._view, self._partition = view, partition
+        self.set_discount = view.set_discount
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
         """Like `Storage.write`; a gap that one learner needs is left by all."""

@@ -19,7 +19,7 @@ from penstock.core.tree import Tree, tree_map
 from penstock.replay.columns import Array, Rows
 from penstock.replay.copies import copied
 from penstock.replay.hindsight import HindsightTransitions
-from penstock.replay.index import Index, SampledUnits, make_index
+from penstock.replay.index import Index, PrioritizedIndex, SampledUnits, make_index
 from penstock.replay.lockstep import TeamPartition, check_teams
 from penstock.replay.partition import Partition, PartitionedStore, local_units, priority_of_all
 from penstock.replay.prefetch import PendingRead
@@ -321,6 +321,18 @@ class Replay:
         index.load_state_dict(state["index"], {name: arrays[f"index.{name}"] for name in index.arrays()})
         self.appended = int(state["appended"])
 
+    def take_settings_of(self, fresh: Replay) -> None:
+        """Goes on with the discount and the priorities' settings of another one, which holds nothing."""
+        if isinstance(self.index, PrioritizedIndex):
+            self.index.set_alpha(fresh.settings.priority_alpha)
+        self.settings = fresh.settings
+        self.set_discount(fresh.view.discount)
+
+    def set_discount(self, discount: float) -> None:
+        """Has samples be discounted so from now on."""
+        if discount != self.view.discount:
+            (self.view if self._store is None else self._store).set_discount(discount)
+
     def close(self) -> None:
         """Ends the shards, if there are any; they end with the last reference to the replay anyway."""
         if self._store is not None:
@@ -404,6 +416,19 @@ class ReplaySchedule:
         kind = "sequences" if self.replay.view.seats == 1 else "teams"
         rate = rate_in_words(self.batch_size, self.replay_ratio, self.learning_starts, self.sample_rows, kind, unit)
         return f"{self.replay.describe()}; {rate}"
+
+    def take_settings_of(self, fresh: ReplaySchedule) -> None:
+        """Goes on with the batch size, rate, discount and priorities of another one, which holds nothing."""
+        rate = self._rate
+        self.batch_size, self.replay_ratio, self.learning_starts = (
+            fresh.batch_size,
+            fresh.replay_ratio,
+            fresh.learning_starts,
+        )
+        self.after_update = fresh.after_update
+        self.replay.take_settings_of(fresh.replay)
+        if self._rate != rate:
+            self.trained = self._asked()  # a ratio that has changed holds from now on
 
     def metrics(self) -> dict[str, float]:
         """`replay/ratio`, the rows trained on for each row collected so far, and `replay/size` in samples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
@@ -21,6 +21,11 @@ class ReplaySettings:
     """Size, place and drawing of a replay."""
 
     __new__ = known_names
+    fixed: ClassVar[frozenset[str]] = frozenset((
+        "capacity", "index", "fresh_priority", "deduplicate_frames", "dir", "hindsight", "reward_fn", "prefetch",
+        "shards", "shard_backend", "shard_deadline_s",
+    ))  # fmt: skip
+    """Settings that `run.set` does not change."""
 
     capacity: Count = 1_000_000
     """Rows kept over all slots, usually 1e5 to 1e6."""

@@ -62,6 +62,10 @@ class ReplayShard:
         self._storage.zeros = zeros
         return tree_leaves(self._view.read(self._storage, t, b, noise))
 
+    def set_discount(self, discount: float) -> None:
+        """Like `View.set_discount`."""
+        self._view.set_discount(discount)
+
     def rows(self, name: str, start: int, stop: int) -> Array:
         """Returns rows of an array, by their places in the ring: [stop - start, slots, ...]."""
         return np.array(self._storage.arrays[name][start:stop])

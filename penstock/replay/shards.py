@@ -55,7 +55,7 @@ class Shards:
                 f"replay.shards <= {slots}, or a sampler with more slots"
             )
         self.storage = plan._replace(folder=None, episodes=False).made(slots, index_only=True)
-        self._form = _Form(plan, view)
+        self._form, self._view = _Form(plan, view), view
         self._bounds = [i * slots // shards for i in range(shards + 1)]
         self._zeros = plan._replace(info={}, folder=None, rows=self._form.rows).made(1).zeros
         self._writes: dict[int, Any] = {}
@@ -96,6 +96,12 @@ class Shards:
             }
         )
         return self._form.joined(len(b), [(asked[i], leaves) for i, leaves in found.items()])
+
+    def set_discount(self, discount: float) -> None:
+        """Like `View.set_discount`, in every shard."""
+        self._settle()
+        self._results({i: self._call(i, "set_discount", discount) for i in range(len(self._actors))})
+        self._view.set_discount(discount)
 
     def state_dict(self) -> dict[str, Any]:
         """Like `Storage.state_dict`, for all slots in one."""

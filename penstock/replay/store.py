@@ -79,6 +79,10 @@ class Store(Protocol):
         """Like `Storage.load`."""
         ...
 
+    def set_discount(self, discount: float) -> None:
+        """Like `View.set_discount`, wherever a view is."""
+        ...
+
     def close(self) -> None:
         """Lets go of rows elsewhere; nothing can be read or written any more."""
         ...
@@ -92,6 +96,7 @@ class LocalStore:
         self.written, self.state_dict, self.load = storage.written, storage.state_dict, storage.load
         # The view and the storage themselves, with nothing between them and the replay.
         self.write, self.read = storage.write, functools.partial(view.read, storage)
+        self.set_discount = view.set_discount
 
     def close(self) -> None:
         """Does nothing: memory goes with the last reference to it."""

@@ -27,6 +27,12 @@ class View(Protocol):
     """True if `read` asks `storage.last`."""
     seats: int
     """Adjacent columns that are drawn together, those of one environment: then slots here are environments; else 1."""
+    discount: float
+    """The algorithm's, at present."""
+
+    def set_discount(self, discount: float) -> None:
+        """Has returns and weights of targets discounted so from now on."""
+        ...
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         """[n, B] bool: True for units with first rows t [n] that can be drawn."""
@@ -60,11 +66,15 @@ class Transitions:
     ) -> None:
         if n_step < 1:
             raise ConfigError(f"n_step={n_step}; expected 1 or more")
-        self.n_step, self.discount, self.fed, self.span = n_step, discount, fed, n_step + acted_next
+        self.n_step, self.fed, self.span = n_step, fed, n_step + acted_next
         self._clip = clip_reward
-        self._powers = discount ** np.arange(n_step + 1, dtype=np.float64)
-        self._weights = self._powers.astype(np.float32)
         self._steps = np.arange(n_step + 1)[:, None]
+        self.set_discount(discount)
+
+    def set_discount(self, discount: float) -> None:
+        self.discount = discount
+        self._powers = discount ** np.arange(self.n_step + 1, dtype=np.float64)
+        self._weights = self._powers.astype(np.float32)
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         return storage.valid_rows(t)
@@ -127,6 +137,7 @@ class Sequences:
         n_step: int = 1,
         clip_reward: bool = False,
         fed: frozenset[str] = ALL_INPUTS,
+        discount: float = 0.99,
     ) -> None:
         if min(every, train, n_step) < 1 or burn_in < 0:
             raise ConfigError(
@@ -137,6 +148,10 @@ class Sequences:
         self._burn_in, self._train = burn_in, train
         self._clip, self._fed = clip_reward, fed | {"first"}
         self._steps = np.arange(self.span + 1)[:, None]
+        self.discount = discount
+
+    def set_discount(self, discount: float) -> None:
+        self.discount = discount  # rewards are discounted in the loss
 
     def usable(self, storage: Storage, t: Rows) -> Array:
         rows, slots = np.broadcast_arrays(t + np.arange(self.span)[:, None, None], np.arange(storage.slots)[:, None])

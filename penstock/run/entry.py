@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.core.config import import_object, override
+from penstock.core.config import import_object, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
+from penstock.run.changes import CHANGES, at, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
@@ -24,6 +25,7 @@ from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, wr
 from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
 from penstock.run.files.stored_experiment import (
     NONE_SUPPLIED,
+    OTHERS,
     StoredConfig,
     Supplied,
     as_checkpoint_error,
@@ -33,7 +35,6 @@ from penstock.run.files.stored_experiment import (
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
-_OTHERS = "or it is not of these settings, or of another version"
 _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard_deadline_s")
 """Settings of the algorithm that say where work is done, and change no bit of it."""
 
@@ -42,7 +43,9 @@ _PLACES = ("algo.replay.shards", "algo.replay.shard_backend", "algo.replay.shard
 def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Trainer]:
     """The Trainer of a new run, in a directory of its own that is locked meanwhile; arguments as in `ps.train`."""
     if not isinstance(exp, Experiment):
-        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+        raise ConfigError(
+            f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
+        )
     run_dir = free_run_dir(exp)
     _check_each(exp)
     with _built(exp, run_dir, init, trust) as trainer:
@@ -92,8 +95,15 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
     _check_each(exp)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
-        with as_checkpoint_error(checkpoint.path, _OTHERS):
-            _refuse_finished(run_dir, checkpoint, exp, stored)
+        with as_checkpoint_error(checkpoint.path, OTHERS):
+            known = known_steps(checkpoint)
+        with as_checkpoint_error(run_dir / CHANGES), prefix_errors(run_dir / CHANGES):
+            made = plain_changes(run_dir, known)
+            config.require_trust({"changes": made}, files=False)
+            with_changes(exp, made)
+        now = {key: changes[key] for key in own if key in made}  # changed in the run, and again by this call
+        with as_checkpoint_error(checkpoint.path, OTHERS):
+            _refuse_finished(run_dir, checkpoint, override(with_changes(exp, made), now), with_changes(stored, made))
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
@@ -101,8 +111,9 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
-            with as_checkpoint_error(checkpoint.path, _OTHERS):
-                trainer.persist(lambda: trainer.restore(checkpoint))
+            if now:
+                write_change(run_dir, known, {"set": {key: to_plain(at(exp, key)) for key in now}})
+            trainer.persist(lambda: trainer.restore(checkpoint))
             if changes:
                 write_config(trainer)
             yield trainer
@@ -177,7 +188,8 @@ def load(
 
     Args:
         which: "last", "best" by evaluation, or the step of a checkpoint.
-        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda).
+        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
+            another one than was stored is refused.
         trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
             own runs (docs/security.md).
     """

@@ -37,7 +37,7 @@ class Iteration:
     evaluation: Episodes | None
     """The episodes of its evaluation; None if none was due."""
     run: Run
-    """The run, for `stop`, `save`, `evaluate` and `envs`."""
+    """The run, for `set`, `envs`, `stop`, `save` and `evaluate`."""
 
     @property
     def policy(self) -> LoadedPolicy:

@@ -91,7 +91,7 @@ class MetricsLog:
         try:
             if self._csv_behind and (row is None or self._rows >= 2 * self._csv_rows):
                 old = self._csv
-                self._make_csv(_read_rows(self._dir / JSONL))
+                self._make_csv(read_rows(self._dir / JSONL))
                 old.close()
             elif row is not None:
                 self._csv.write(_csv_bytes(self._columns, [row], header=False))
@@ -127,7 +127,7 @@ def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episo
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     """The rows of a run in the order of writing, each with its `step`; null is NaN, a torn line is left out."""
-    rows = _read_rows(Path(run_dir) / JSONL)
+    rows = read_rows(Path(run_dir) / JSONL)
     return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
 
 
@@ -147,7 +147,8 @@ def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file; a torn line is left out."""
     if not path.exists():
         return []
     with open_stored(path, path.parent) as file:

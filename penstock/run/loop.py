@@ -18,6 +18,7 @@ from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
+from penstock.run.changes import at
 from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init
@@ -248,6 +249,35 @@ class Run:
     def stop(self) -> None:
         """Ends the run after this iteration, without a last evaluation; `ps.resume` can go on with it."""
         self._ending = self._ending or "asked"
+
+    def set(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings from the next iteration on: `run.set({"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"})`.
+
+        It acts with the next version of the policy in every sampler. Each change is a row of metrics (`settings/...`)
+        and of `changes.jsonl`, so that a resumed run makes it again at the same step.
+
+        Args:
+            changes: values by path: step sizes, coefficients, discount, schedules, epochs and minibatches, replay ratio
+                and priorities, targets, exploration; of several policies `algo.algos.ID.lr`; and `run.steps`, `stop`
+                and the intervals of `run`.
+
+        Raises:
+            ConfigError: a path or value that does not exist, one that cannot change while a run goes on, or the run has
+                ended.
+        """
+        trainer = self._in_the_with()
+        if self._ending == "done" or self._result is not None:
+            raise ConfigError(
+                f"the run has ended at {trainer.env_steps:,} steps; ps.resume(run_dir, {{'run.steps': ...}}) goes on "
+                "with other run settings"
+            )
+        before = trainer.exp
+        trainer.change(changes)
+        for path in changes:
+            old, new = at(before, path), at(trainer.exp, path)
+            if isinstance(new, (int, float)):
+                (self._unlogged if self._open is None else self._open.it.metrics)[f"settings/{path}"] = float(new)
+            self._say(f"step {trainer.env_steps:,}: {path} {old} -> {new}")
 
     def save(self) -> Path:
         """Writes a checkpoint now; its path, or that of the newest if a learner is lost. Raises CheckpointError."""

@@ -11,6 +11,7 @@ from penstock.agents.parameters import require_device
 from penstock.agents.preparation import RewardScaler
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError
+from penstock.core.schedule import Schedule, schedule_value
 from penstock.core.spec import WHOLE, BatchSpec, Share, Specs
 from penstock.core.tree import Tree
 from penstock.envs.check import EnvReport
@@ -80,7 +81,7 @@ class Plan:
             return made_from
         if not isinstance(made_from, Experiment):
             raise ConfigError(
-                f"{made_from!r:.60} ({type(made_from).__name__}); expected an experiment, e.g. "
+                f"made_from={made_from!r:.60} ({type(made_from).__name__}); expected an Experiment, such as "
                 'ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=64, B=8))'
             )
         settings = made_from.sampler_settings
@@ -205,9 +206,9 @@ def _alike(report: EnvReport, seating: Seating, held_out: EnvReport, eval_seatin
     return report.steps > 0 and held_out.steps > 0 and seating.turns == eval_seating.turns
 
 
-def _fitted(settings: SamplerSettings, discount: float | None, seating: Seating) -> SamplerSettings:
+def _fitted(settings: SamplerSettings, discount: Schedule | None, seating: Seating) -> SamplerSettings:
     """The settings with defaults from the experiment: discount of logged returns, object store of a cluster."""
-    fitted = settings.with_discount(discount)
+    fitted = settings.with_discount(None if discount is None else schedule_value(discount, 0.0))
     return fitted.fitted(seating.specs) if isinstance(fitted, RunnerSampler) else fitted
 
 
@@ -233,21 +234,22 @@ def _check_stale(algo: Any, settings: SamplerSettings, policy: Policy) -> None:
     if settings.mode == "ready":
         why, instead = "", "mode='rounds', or IMPALA or APPO"
         if not getattr(algo, "takes_fragments", False):
-            why = f"{name} learns from whole batches, whose slots follow each other from one to the next"
+            why = f"{name} needs the same slots in every batch"
         elif policy.replay_schedule is not None:
-            why = f"{name} keeps a replay, whose slots follow each other from one batch to the next"
+            why = f"{name} keeps a replay, which needs the same slots in every batch"
             instead = "mode='rounds'"
         elif any(isinstance(module, RewardScaler) for module in policy.agent.modules()):
-            why = "net.normalize_reward keeps a running return of each slot from one batch to the next"
+            why = "net.normalize_reward keeps a running return of each slot, which needs the same slots in every batch"
             instead = "mode='rounds', or net.normalize_reward=False"
         if why:
             raise ConfigError(
-                f"sampler.mode='ready' makes a batch of the runner that is ready first, and {why}; use {instead}"
+                f"sampler.mode='ready' takes each batch from the runner that has one first, so its slots change from "
+                f"batch to batch, and {why}; use {instead}"
             )
     elif depth and not getattr(algo, "takes_stale", False):
         raise ConfigError(
-            f"sampler.depth={depth} with {name}, which learns from nothing but batches of its present policy; use "
-            "depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
+            f"sampler.depth={depth} collects batches with older parameters, and {name} learns only from batches of its "
+            "present ones; use depth=0, a synchronous sampler, or PPO, APPO or IMPALA"
         )
 
 
@@ -255,6 +257,6 @@ def _check_whole(settings: SamplerSettings) -> None:
     """Raises ConfigError for a sampler whose batches do not continue each other."""
     if settings.mode == "ready":
         raise ConfigError(
-            "min_rows keeps rows of slots that follow each other from one batch to the next, and sampler.mode='ready' "
-            "makes a batch of any runner; use mode='rounds'"
+            "min_rows joins the rows of several batches, which needs the same slots in each, and sampler.mode='ready' "
+            "takes each batch from the runner that has one first; use mode='rounds'"
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.batch import as_arrays
 from penstock.core.errors import ConfigError
+from penstock.core.limits import require_whole
 from penstock.core.noise import Noise, Purpose
 from penstock.core.spec import SHARED, BatchSpec
 from penstock.datasets.cutter import EpisodeCutter
@@ -95,7 +96,8 @@ def record(
             failed; whole episodes so far are kept in a half-written dataset. CheckpointError: the disk refuses.
         MissingExtraError: file_format="minari" without h5py.
     """
-    if episodes < 0 or (episodes == 0 and not append):
+    require_whole(0, episodes=episodes, seed=seed)
+    if episodes == 0 and not append:
         raise ConfigError(
             f"episodes={episodes}; expected at least 1 (0 with append only completes a half-written dataset)"
         )

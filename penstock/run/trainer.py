@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,19 +14,23 @@ import numpy as np
 import torch
 
 from penstock.core.batch import AnyBatch, as_arrays, batches_of
-from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, NonFiniteError, nearest
+from penstock.core.config import to_plain
+from penstock.core.errors import ConfigError, LearnerLostError, NonFiniteError, nearest
 from penstock.core.protocols import require_members
 from penstock.core.tree import tree_leaves, tree_paths
-from penstock.learn.algorithm import ResultDict, TrainingStepFn
-from penstock.learn.policy_set import LoadedPolicy, agents_of
+from penstock.learn.algorithm import ResultDict, TrainingStep, TrainingStepFn
+from penstock.learn.policies import for_agents
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, by_id, trained_policies
 from penstock.learn.precision import compute
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.fork_client import end_ahead
+from penstock.run.changes import at, changed, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
 from penstock.run.files.rundir import write_config
-from penstock.run.files.stored_experiment import CONFIG
+from penstock.run.files.stored_experiment import CONFIG, OTHERS, as_checkpoint_error
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
 from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
@@ -65,7 +70,8 @@ class Trainer:
         *,
         rank: Rank | None = None,
     ) -> None:
-        self.plan = plan = Plan.of(made_from, ahead=True)
+        self.begun = self.plan = plan = Plan.of(made_from, ahead=True)
+        """The plan as the run began; `plan` and `exp` have the changes that were made since."""
         self.exp, self.run_dir = plan.exp, run_dir
         exp = plan.exp
         if exp.run.eval_episodes and not plan.eval_seating.many:  # else at the first evaluation
@@ -114,7 +120,7 @@ class Trainer:
                 device = self.learners.device(device)
             self.policy: LoadedPolicy = plan.make_policy(device)
             compute(self.policy, exp.run.precision, exp.run.compile)
-            self._training_step: TrainingStepFn = getattr(plan.algo, "training_step", training_step)
+            self._training_step: TrainingStepFn = self._step
             if self._init is not None:
                 self._init.into(self.policy)
             if self._agents is not None and self._rank is None:
@@ -150,6 +156,7 @@ class Trainer:
         if not self.threads:
             self.threads = fastest_threads(self.policy, self.sampler)
         self.policy.set_progress(self.env_steps / self.exp.run.steps, self.env_steps)
+        before = {name: policy.updates for name, policy in trained_policies(self.policy).items()}
         try:
             step = self._training_step(self.policy, self.sampler, self.itr)
         except NonFiniteError as error:
@@ -177,12 +184,50 @@ class Trainer:
             "time/fps": self.env_steps / max(self.elapsed_s, 1e-9),
             "time/sample_frac": step.sample_s / max(step.sample_s + step.train_s, 1e-9),
         }
-        unknown = [name for name in self.exp.run.stop if name not in metrics and not name.startswith("eval/")]
+        unknown = [
+            name
+            for name in self.exp.run.stop
+            if name not in metrics and not name.startswith("eval/") and not self._awaits(name, before)
+        ]
         if unknown and len(self.recent) and self.policy.updates:
             raise ConfigError(
                 f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
             )
         return metrics
+
+    def _step(self, policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
+        step: TrainingStepFn = getattr(self.plan.algo, "training_step", training_step)
+        return step(policy, sampler, itr)
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings by path from the next iteration on, as `Run.set` says; in the journal if there is one."""
+        exp = changed(self.exp, changes)
+        take = self._taking(exp)
+        if self.run_dir is not None:
+            write_change(self.run_dir, self.env_steps, {"set": {x: to_plain(at(exp, x)) for x in changes}})
+        if isinstance(self.learners, LearnerGroup):
+            self.learners.call("change", {x: at(exp, x) for x in changes})
+        take()
+
+    def _taking(self, exp: Experiment) -> Callable[[], None]:
+        """A function by which this run goes on with other settings of algorithm and run. Raises ConfigError."""
+        algo = for_agents(exp.algo, self.plan.report.agents)
+        plan = replace(self.plan, exp=exp, algo=algo)
+        twin = algo.build(plan.specs, seed=plan.seed)
+        of_policy = self.policy.taking_settings_of(twin)
+
+        def take() -> None:
+            of_policy()
+            self.plan, self.exp = plan, exp
+
+        return take
+
+    def _awaits(self, metric: str, before: Mapping[str, int]) -> bool:
+        """True for a metric of a policy that has taken no gradient step since it had these; it may report it later."""
+        kind, _, rest = metric.partition("/")
+        own = trained_policies(self.policy)
+        name = rest.partition("/")[0] if len(by_id(self.policy)) > 1 else next(iter(own))
+        return kind in ("train", "replay") and name in own and own[name].updates == before[name]
 
     @property
     def batch(self) -> AnyBatch:
@@ -279,21 +324,7 @@ class Trainer:
         assert self.run_dir is not None
         policy, sampler = self.state()
         agent = policy.pop("agent")
-        state = {
-            "policy": policy,
-            "sampler": sampler,
-            "trainer": {
-                "itr": self.itr,
-                "env_steps": self.env_steps,
-                "episodes_seen": self.episodes_seen,
-                "finished": self.finished,
-                "pending": dict(self.pending),
-                "best_score": self.best_score,
-                "elapsed_s": self.elapsed_s,
-                "threads": self.threads,
-                "recent": self.recent.to_plain(),
-            },
-        }
+        state = {"policy": policy, "sampler": sampler, "trainer": self._own_state()}
         return save_checkpoint(
             self.run_dir,
             self.env_steps,
@@ -305,17 +336,32 @@ class Trainer:
             score=score,
         )
 
+    def _own_state(self) -> dict[str, Any]:
+        """The trainer's part of a checkpoint."""
+        return {
+            "itr": self.itr,
+            "env_steps": self.env_steps,
+            "episodes_seen": self.episodes_seen,
+            "finished": self.finished,
+            "pending": dict(self.pending),
+            "best_score": self.best_score,
+            "elapsed_s": self.elapsed_s,
+            "threads": self.threads,
+            "recent": self.recent.to_plain(),
+        }
+
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Restores a checkpoint, the newest good one by default; `sampler.cut_slots` then holds the lost slots."""
         if checkpoint is None:
             if self.run_dir is None:
                 raise ConfigError("Trainer.restore without a run directory; pass run_dir to Trainer, or a checkpoint")
             checkpoint = load_checkpoint(find_checkpoint(self.run_dir, replay=True), replay=True)
+        changes = {} if self.run_dir is None else plain_changes(self.run_dir, known_steps(checkpoint), cut=True)
         if self.learners is None:
-            return self._restore(checkpoint)
+            return self.restore_with(checkpoint, changes)
         with self.learners.explained():
-            self.learners.call("restore", str(checkpoint.path))
-            return self._restore(checkpoint)
+            self.learners.call("restore", str(checkpoint.path), changes)
+            return self.restore_with(checkpoint, changes)
 
     def restart(self) -> Checkpoint:
         """Makes policy, sampler and the other learners anew, and restores the newest good checkpoint."""
@@ -335,16 +381,20 @@ class Trainer:
         if isinstance(self.learners, LearnerGroup):
             self.learners.kill()
         self.sampler.shutdown()
+        self.plan, self.exp = self.begun, self.begun.exp
         self.persist(self._build, lambda: None)
 
-    def _restore(self, checkpoint: Checkpoint) -> Checkpoint:
-        try:
-            self.policy.load_state_dict({**checkpoint.state["policy"], "agent": checkpoint.policy}, checkpoint.arrays())
-            self.sampler.load_state_dict(checkpoint.state["sampler"])
-            state = checkpoint.state["trainer"]
-            self.recent = Episodes(**state["recent"])
-        except KeyError as error:
-            raise CheckpointError(f"{checkpoint.path} has no {error}; it was written by another version") from error
+    def restore_with(self, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
+        """Restores a checkpoint of a run whose settings were changed until then, as its journal holds them."""
+        if changes or self.exp is not self.begun.exp:
+            self._taking(with_changes(self.begun.exp, changes))()
+        with as_checkpoint_error(checkpoint.path, OTHERS):
+            policy, sampler, state = (checkpoint.state[part] for part in ("policy", "sampler", "trainer"))
+            require_form(policy, self.policy.state_dict(), "policy")
+            require_form(state, self._own_state(), "trainer")
+            self.policy.load_state_dict({**policy, "agent": checkpoint.policy}, checkpoint.arrays())
+            self.sampler.load_state_dict(sampler)
+            self.recent = join_episodes([Episodes(**state["recent"]), Episodes()])
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
         self.finished = False  # of learners of which one was lost as the end was saved
         self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])

@@ -49,9 +49,9 @@ class ActingAgents:
         self.total_slots = first_slot + batch_spec.B if total_slots is None else total_slots
         if self.total_slots < first_slot + batch_spec.B:
             raise ConfigError(
-                f"first_slot={first_slot} with B={batch_spec.B} are slots {first_slot} to "
-                f"{first_slot + batch_spec.B - 1}, and total_slots={total_slots}; use total_slots >= "
-                f"{first_slot + batch_spec.B}"
+                f"first_slot={first_slot} and B={batch_spec.B} make slots {first_slot} to "
+                f"{first_slot + batch_spec.B - 1}, beyond total_slots={total_slots}; expected total_slots of "
+                f"{first_slot + batch_spec.B} or more"
             )
         self._agents: tuple[Agent, ...] = ()
         self._closed = False
@@ -107,8 +107,8 @@ class ActingAgents:
                 wrong = [f"{name!r}: {nearest(name, ids)}" for name in given if name not in ids]
                 lack = [f"{name!r} is missing" for name in ids if name not in given]
                 raise ConfigError(
-                    f"initialize got agents of policies {list(given)}; the environment's seats are those of "
-                    f"{list(ids)} ({'; '.join(wrong + lack)})"
+                    f"initialize got agents of the policies {list(given)}; expected one agent for each policy that "
+                    f"plays here, {list(ids)} ({'; '.join(wrong + lack)})"
                 )
             return tuple(given[name] for name in ids)
         if len(ids) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -122,14 +123,22 @@ def read_space(given: Mapping[str, Any], grid: bool = False) -> dict[str, Dimens
         return {path: _choice(path, tuple(values), values, "--grid", 1) for path, values in given.items()}
     if not given:
         raise ConfigError(f"a search needs settings to vary, e.g. --search algo.lr=loguniform(1e-5,1e-2); {_EXAMPLE}")
+    given = read_paths(given, "--search", "'loguniform(1e-5, 1e-2)'")
     return {path: value if isinstance(value, Dimension) else _read(path, value) for path, value in given.items()}
+
+
+def read_paths(given: Any, option: str, example: str) -> Mapping[str, Any]:
+    """Returns what is given, a dict by the paths of settings. Raises ConfigError for something else."""
+    if not isinstance(given, Mapping) or not all(isinstance(path, str) for path in given):
+        raise ConfigError(f"{option} {given!r:.60}; expected a dict by the path of a setting: {{'algo.lr': {example}}}")
+    return given
 
 
 def grid_values(path: str, given: Any) -> tuple[Any, ...]:
     """The values of a setting of a grid: a list, or text between commas. Raises ConfigError for something else."""
     if isinstance(given, str):
         return split_values(given)
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(given, (list, tuple, range)):
         raise ConfigError(f"--grid {path}={given!r}; expected a list of values, of a single one too: [{given!r}]")
     return as_tuples(list(given))
 
@@ -252,7 +261,8 @@ def _read(path: str, given: Any) -> Dimension:
 
 
 def _choice(path: str, choices: tuple[Any, ...], given: Any, option: str = "--search", least: int = 2) -> Dimension:
-    twice = [f"{b!r} and {a!r}" for i, a in enumerate(choices) for b in choices[:i] if a == b]  # 1, 1.0 and True are
+    meant = list(map(_meant, choices))  # 1, 1.0 and True are equal
+    twice = [f"{choices[k]!r} and {x!r}" for i, x in enumerate(choices) for k in range(i) if meant[k] == meant[i]]
     if len(choices) < least or twice:
         equal = f": {twice[0]} are equal" if twice else ""
         one = f"; for one value use --{path} {choices[0]}" if len(choices) == 1 else ""
@@ -277,6 +287,15 @@ def _value(text: str) -> Any:
         return as_tuples(json.loads(text))
     except ValueError:
         return text
+
+
+def _meant(choice: Any) -> Any:
+    """The number or tuple that a choice is, if it is text of one: a setting takes "1e-3" for 0.001."""
+    choice = _value(choice) if isinstance(choice, str) else choice
+    if isinstance(choice, str):
+        with contextlib.suppress(ValueError):
+            return float(choice)
+    return choice
 
 
 def as_tuples(value: Any) -> Any:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -78,6 +79,7 @@ class Study:
     confirmations: list[Confirmation] = field(default_factory=list[Confirmation])
     _cut_short: set[str] = field(default_factory=set[str])
     """Names of runs that were stopped; the search may have been stopped with them."""
+    _told_of_metric: bool = False
 
     @property
     def sweep(self) -> bool:
@@ -305,7 +307,9 @@ class Study:
         if code == CheckpointError.exit_code and any(text in self._reason(run) for text in _FULL):
             run.status = "stopped"
             self.save()
-            raise CheckpointError(f"{self.folder} has no room: {self._reason(run)}; then: {self.line}")
+            raise CheckpointError(
+                f"the disk of {self.folder} is full: {self._reason(run)}. To go on once there is room: {self.line}"
+            )
         return (code < 0 or code in _TRANSIENT) and failures < self.retries
 
     def _reason(self, run: Run) -> str:
@@ -392,17 +396,17 @@ class Study:
         last = rows[-1] if rows else {"step": 0}
         if metric not in last:
             silent = metric.startswith("rollout/") and not last.get("rollout/episodes")  # no episode has ended yet
-            if (
-                silent
-                or self.sweep
-                or any(score is not None for t in self.search.trials for score in t.scores.values())
-            ):
+            if silent or any(score is not None for t in self.search.trials for score in t.scores.values()):
                 return None, int(last["step"])  # other runs report it
-            known = {name for name in last if "/" in name}
-            raise ConfigError(
-                f"--metric {metric}: {run_dir} does not report it at the end; {nearest(metric, known)}. "
-                "No trial is scored yet by it, so the same command with another --metric goes on here"
-            )
+            hint = nearest(metric, {name for name in last if "/" in name})
+            said = f"--metric {metric}: the last metrics of {run_dir} have none of this name; {hint}"
+            if not self.sweep:
+                more = "No trial has a score yet: the same command with another --metric continues this search"
+                raise ConfigError(f"{said}. {more}")
+            if rows and not self._told_of_metric:
+                warnings.warn(f"{said}. A run that does not report it has no score", stacklevel=2)
+            self._told_of_metric = True
+            return None, int(last["step"])
         value = last[metric]
         return (float(value) if math.isfinite(value) else None), int(last["step"])
 
@@ -424,9 +428,9 @@ def open_study(folder: Path, trust: bool = False, **given: Any) -> Study:
             remember(file, digest(settings))
         elif not is_trusted(file, digest(settings)):
             raise CheckpointError(
-                f"{legible(file)} is no study that you began here, and it would execute runs of its own choice. If "
-                f"you know who wrote it: --trust, which is needed once, or {VARIABLE}={legible(folder.absolute())}; "
-                "see docs/security.md"
+                f"{legible(file)} is no study that you began here, and its runs would be executed. If you "
+                f"trust whoever wrote it, give --trust once, or set {VARIABLE}={legible(folder.absolute())}; see "
+                "docs/security.md"
             )
         configs = [read_config(folder / SETTINGS / name, trust) for name in names_of(settings)]
         exps = [config.to_resume() for config in configs]

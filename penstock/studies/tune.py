@@ -16,6 +16,7 @@ from rich.console import Console
 from penstock.core.config import override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import require_name
+from penstock.core.limits import require_whole
 from penstock.core.machine import read_machine
 from penstock.core.spec import specs_from_plain, specs_to_plain
 from penstock.run.checkpoints.start import read_start
@@ -31,7 +32,16 @@ from penstock.studies.report import FoundTrial, StudyResult, has_word, number, w
 from penstock.studies.search import GRID, Mode, SearchSettings
 from penstock.studies.slots.launcher import Display, Launcher
 from penstock.studies.slots.slots import check_backend, make_slots
-from penstock.studies.space import SEED, check_explored, check_init, check_space, grid_names, grid_values, read_space
+from penstock.studies.space import (
+    SEED,
+    check_explored,
+    check_init,
+    check_space,
+    grid_names,
+    grid_values,
+    read_paths,
+    read_space,
+)
 from penstock.studies.study import Study, make_study, open_study
 from penstock.studies.study_file import ADVICE, STATE, read_state, require_same, settings_of
 
@@ -92,6 +102,7 @@ def tune(
         CheckpointError: the directory cannot be written.
     """
     check_backend(backend, address, cpus, parallel)
+    require_whole(0, retries=retries, confirm=confirm)
     exp = prepared(exp)
     settings = search_settings(
         exp, space, scheduler, trials, metric, mode, suggest, interval, eta, synchronous=parallel == 1, init=init
@@ -132,10 +143,12 @@ def launch(
         CheckpointError: the directory cannot be written.
     """
     check_backend(backend, address, cpus, parallel)
-    check_grid(grid or {})
+    require_whole(0, retries=retries)
+    grid = read_paths(grid or {}, "--grid", "[1e-3, 3e-4]")
+    check_grid(grid)
     exp = prepared(exp, sweep=True)
-    space = {path: grid_values(path, values) for path, values in (grid or {}).items()}
-    space[SEED] = (exp.run.seed,) if seeds is None else tuple(seeds)
+    space = {path: grid_values(path, values) for path, values in grid.items()}
+    space[SEED] = (exp.run.seed,) if seeds is None else grid_values(SEED, seeds)
     read_space(space, grid=True)
     exps = [override(exp, point) for point in grid_names(space).values()]
     settings = sweep_settings(exps, space, metric, mode, init)
@@ -146,7 +159,9 @@ def launch(
 def prepared(exp: Experiment, sweep: bool = False) -> Experiment:
     """The experiment as trials have it: quiet, without a directory, in a search with a sampler. Raises ConfigError."""
     if not isinstance(exp, Experiment):
-        raise ConfigError(f"{exp!r:.60} ({type(exp).__name__}); expected an experiment: ps.Experiment(env, ps.PPO())")
+        raise ConfigError(
+            f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
+        )
     if exp.run.stop and not sweep:
         raise ConfigError(
             f"run.stop={dict(exp.run.stop)} in a search, whose trials are compared after equal steps; leave it out: "
@@ -180,7 +195,7 @@ def search_settings(
     """The settings of a search, checked against its experiment. Raises ConfigError."""
     if metric is None:
         metric = _usual_metric(exp)
-    elif metric.startswith("eval/") and not exp.run.eval_episodes:
+    elif str(metric).startswith("eval/") and not exp.run.eval_episodes:
         raise ConfigError(
             f"--metric {metric} with run.eval_episodes=0: no trial would have it; set eval_episodes, usually 20, or "
             "use --metric rollout/ep_rew_mean"
@@ -246,6 +261,8 @@ def check_grid(paths: Iterable[str]) -> None:
 def directory(exp: Experiment, given: str | Path | None, kind: str = "search") -> Path:
     """The directory of a search: the one given, or a new one named after the time."""
     if given is not None:
+        if not isinstance(given, (str, os.PathLike)):
+            raise ConfigError(f"dir={given!r:.60} ({type(given).__name__}); expected a path, such as 'runs/{kind}'")
         return Path(given)
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in exp.env_config.name)
     return Path("runs") / name / exp.algo_name / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"

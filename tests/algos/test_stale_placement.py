@@ -97,5 +97,5 @@ def test_a_bound_below_the_depth_leaves_the_rows_of_all_later_batches_out() -> N
 
 def test_others_are_told_which_algorithms_take_stale_batches() -> None:
     exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.AsyncSerialSampler(ps.SerialSampler(5, 4), depth=1))
-    with pytest.raises(ConfigError, match=r"depth=1 with A2C.*or PPO, APPO or IMPALA"):
+    with pytest.raises(ConfigError, match=r"depth=1 .*and A2C learns only from.*or PPO, APPO or IMPALA"):
         Trainer(exp)

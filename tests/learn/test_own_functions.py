@@ -94,10 +94,13 @@ MISTAKES = {
     ),
     "number": ({"loss": with_loss(lambda loss, x: Loss(loss.total.item(), {}))}, "of type float"),  # pyright: ignore
     "detached": ({"loss": with_loss(lambda loss, x: Loss(loss.total.detach(), {}))}, "without a gradient"),  # pyright: ignore
-    "metrics": ({"loss": with_loss(lambda loss, x: Loss(loss.total, None))}, "metrics are NoneType"),  # pyright: ignore
+    "metrics": (
+        {"loss": with_loss(lambda loss, x: Loss(loss.total, None))},  # pyright: ignore
+        "the metrics of a loss are a NoneType; expected a dict of numbers",
+    ),
     "rows of metric": (
         {"loss": with_loss(lambda loss, x: Loss(loss.total, {"r": x["return"]}))},
-        r"metric 'r' is of shape \[\d+\]; expected a scalar",
+        r"metric 'r' is a tensor of shape \[\d+\]; expected one number, such as its mean",
     ),
     "no optimizers": ({"optimizer": lambda agent, cfg: None}, "optimizer_fn returned NoneType"),
     "bare optimizer": (

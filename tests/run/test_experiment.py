@@ -213,7 +213,7 @@ def test_settings_know_the_names_of_other_libraries(make: Callable[[], Any], hin
     [
         (lambda: ps.Experiment("CartPole-v1", ps.PPO(), ps.RunConfig()), r"pass it as run=RunConfig\(\.\.\.\)"),
         (lambda: ps.Experiment("CartPole-v1", ps.PPO(), steps=3), r"run\.steps"),
-        (lambda: ps.train("CartPole-v1"), r"'CartPole-v1' \(str\); expected an experiment"),
+        (lambda: ps.train("CartPole-v1"), r"'CartPole-v1' \(str\); expected an Experiment"),
     ],
     ids=["run-as-sampler", "steps", "no-experiment"],
 )

@@ -72,6 +72,19 @@ def test_rows_that_wait_at_a_checkpoint_are_there_again(late: bool, same_run: Sa
         same_run(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.parametrize(
+    ("metric", "hint"),
+    [("train/boss/loss", ""), ("train/boss/losss", "'train/boss/loss'"), ("train/bos/loss", "'train/hand/loss'")],
+)
+def test_a_stop_rule_awaits_the_metrics_of_a_policy_whose_rows_wait(metric: str, hint: str, tmp_path: Path) -> None:
+    exp = experiment(tmp_path / "run", SERIAL, 1_200, stop={metric: 1e9})
+    if hint:
+        with pytest.raises(ps.ConfigError, match=f"{metric!r}, which this run does not report; did you mean .*{hint}"):
+            ps.train(exp)
+    else:
+        assert ps.train(exp).env_steps >= 1_200
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("place", ["serial", "cpu", "late"])

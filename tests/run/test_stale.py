@@ -35,8 +35,8 @@ def trainer(algo: Any, sampler: Any) -> ps.Trainer:
 @pytest.mark.parametrize(
     ("algo", "message"),
     [
-        (ps.PPO(), r"'ready'.*PPO learns from whole batches.*use mode='rounds', or IMPALA or APPO$"),
-        (ps.DQN(), r"'ready'.*DQN learns from whole batches"),
+        (ps.PPO(), r"'ready'.*PPO needs the same slots in every batch.*use mode='rounds', or IMPALA or APPO$"),
+        (ps.DQN(), r"'ready'.*DQN needs the same slots in every batch"),
         (FragmentsOfReplay(), r"'ready'.*FragmentsOfReplay keeps a replay.*use mode='rounds'$"),
         (
             Fragments(net=SCALED),
@@ -64,7 +64,7 @@ def test_rounds_are_taken_by_all(algo: Any) -> None:
 
 
 def test_rounds_ahead_are_refused_where_batches_must_be_of_the_present_policy() -> None:
-    with pytest.raises(ConfigError, match=r"depth=1 with A2C.*use depth=0"):
+    with pytest.raises(ConfigError, match=r"depth=1 .*and A2C learns only from.*use depth=0"):
         trainer(ps.A2C(), runners(depth=1))
     with trainer(ps.A2C(), runners()) as made:
         assert made.train()["time/total_timesteps"] == 32

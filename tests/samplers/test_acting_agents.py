@@ -76,7 +76,7 @@ def test_the_agent_learns_of_the_slots_of_all_samplers(first: int, total: int | 
 @pytest.mark.parametrize(("first", "total"), [(0, 1), (7, 8)])
 def test_slots_outside_of_all_are_refused(first: int, total: int | None) -> None:
     with pytest.raises(
-        ConfigError, match=rf"first_slot={first} with B=2 are slots {first} to {first + 1}, and total_s"
+        ConfigError, match=rf"first_slot={first} and B=2 make slots {first} to {first + 1}, beyond total_s"
     ):
         installed(first, total)
 

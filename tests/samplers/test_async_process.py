@@ -164,7 +164,7 @@ def test_a_batch_out_of_order_is_refused_and_the_first_may_have_any_number() -> 
     live, _, _ = here()
     live.obtain_samples(7)
     for itr in (7, 9, 0):
-        with pytest.raises(ConfigError, match=rf"obtain_samples\({itr}\) where batch 8 is next: this sampler works"):
+        with pytest.raises(ConfigError, match=rf"obtain_samples\({itr}\), but batch 8 is next; this sampler collects"):
             live.obtain_samples(itr)
     live.obtain_samples(8)
     live.shutdown()

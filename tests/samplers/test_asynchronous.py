@@ -46,7 +46,7 @@ def test_versions_and_lag_are_those_of_the_depth() -> None:
             batch, _ = sampler.obtain_samples(itr)
             assert (batch.version[batch.valid] == max(itr - 2, 0)).all()
             assert sampler.metrics()["sampler/lag"] == min(itr, 2)
-        with pytest.raises(ConfigError, match=r"obtain_samples\(9\) where batch 6 is next"):
+        with pytest.raises(ConfigError, match=r"obtain_samples\(9\), but batch 6 is next"):
             sampler.obtain_samples(9)
     finally:
         sampler.shutdown()
@@ -57,7 +57,7 @@ def test_stale_data_is_refused_where_an_algorithm_cannot_take_it() -> None:
     from penstock.run.trainer import Trainer
 
     exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.AsyncSerialSampler(ps.SerialSampler(5, 4), depth=1))
-    with pytest.raises(ConfigError, match=r"depth=1 with A2C.*use depth=0"):
+    with pytest.raises(ConfigError, match=r"depth=1 .*and A2C learns only from.*use depth=0"):
         Trainer(exp)
 
 

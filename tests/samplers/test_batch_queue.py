@@ -61,9 +61,7 @@ def test_another_batch_than_the_next_is_refused_and_changes_nothing(wrong: int) 
     ahead.release(4, 4)
     ahead.waiting[4] = Episodes()
     ahead.take()
-    with pytest.raises(
-        ConfigError, match=rf"obtain_samples\({wrong}\) where batch 5 is next: this sampler works ahead"
-    ):
+    with pytest.raises(ConfigError, match=rf"obtain_samples\({wrong}\), but batch 5 is next; .*obtain_samples\(5\)"):
         ahead.release(wrong, wrong)
     assert (ahead.next, ahead.released, ahead.versions) == (5, 6, {5: 4})
 

@@ -187,7 +187,7 @@ def test_a_run_that_is_interrupted_again_and_again_fails(odd: Path, monkeypatch:
 def test_a_full_disk_ends_the_search_and_no_trial(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "full")
     queue = queue_of(odd, scheduler="none", interval=None, trials=3)
-    with pytest.raises(CheckpointError, match=r"search has no room: exit code 5 .*No space left"):
+    with pytest.raises(CheckpointError, match=r"search is full: exit code 5 .*No space left"):
         work(queue)
     again = open_study(odd, confirm=1)
     assert [t.state for t in again.search.trials] == ["finished", "waiting"]
@@ -197,7 +197,7 @@ def test_a_full_disk_ends_the_search_and_no_trial(odd: Path, monkeypatch: pytest
     monkeypatch.setenv("FAKE", "full")
     again.confirm, again.confirmations = 1, []
     shutil.rmtree(odd / "best-s1", ignore_errors=True)
-    with pytest.raises(CheckpointError, match="has no room"):
+    with pytest.raises(CheckpointError, match="is full"):
         work(again)
     last = open_study(odd, confirm=1)
     assert [c.run.status for c in last.confirming] == ["stopped"]

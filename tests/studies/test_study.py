@@ -315,7 +315,7 @@ def test_a_damaged_file_is_named(fake: Path, what: str, value: object) -> None:
     [
         (ps.override(EXP, {"run.stop": {"eval/mean_reward": 9.0}}), "compared after equal steps"),
         (ps.Experiment(lambda: None, ps.A2C()), "cannot be stored.*module:qualname"),
-        ("ppo", "expected an experiment"),
+        ("ppo", "expected an Experiment"),
     ],
 )
 def test_experiments_that_no_trial_can_have_are_refused(exp: Any, message: str) -> None:

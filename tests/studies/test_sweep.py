@@ -240,14 +240,50 @@ def test_a_sweep_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"algo.rl": [1e-3]}, "did you mean"),
         ({"algo.lr": []}, "expected one value or more"),
         ({"algo.lr": 1e-3}, r"--grid algo.lr=0.001; expected a list of values, of a single one too: \[0.001\]"),
+        ({"algo.lr": "1e-3,0.001"}, "'1e-3' and '0.001' are equal"),
+        ({"algo.lr": [1e-3, "0.001"]}, "0.001 and '0.001' are equal"),
+        ([1e-3], r"--grid \[0.001\]; expected a dict by the path of a setting"),
+        ({5: [1e-3]}, "expected a dict by the path of a setting"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused_before_anything_is_made(
-    grid: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grid: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said):
         ps.launch(EXP, grid, dir="s")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seeds": 5}, r"run.seed=5; expected a list of values.*\[5\]"),
+        ({"parallel": 1.5}, r"parallel=1.5 \(float\); expected a whole number, 1 or more"),
+        ({"parallel": True}, r"parallel=True \(bool\)"),
+        ({"dir": 5}, r"dir=5 \(int\); expected a path"),
+        ({"retries": -1}, r"retries=-1 \(int\); expected a whole number, 0 or more"),
+        ({"cpus": "x"}, "--cpus 'x'; expected the CPUs"),
+        ({"backend": 5}, "--backend 5: there is none; known"),
+        ({"metric": 5}, r"metric=5 \(int\); expected str"),
+        ({"trials": 1.5}, r"trials=1.5 \(float\); expected a whole number"),
+        ({"confirm": 1.5}, r"confirm=1.5 \(float\); expected a whole number, 0 or more"),
+        ({"space": [1]}, r"--search \[1\]; expected a dict by the path of a setting"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_before_anything_is_made(
+    given: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    of_launch: dict[str, Any]
+    of_tune: dict[str, Any]
+    of_launch, of_tune = {"grid": {"algo.lr": [1e-3]}}, {"space": {"algo.lr": [1e-3, 1e-4]}, "scheduler": "none"}
+    calls: list[tuple[Any, dict[str, Any]]]
+    calls = [(ps.launch, of_launch)] * ("trials" not in given and "confirm" not in given and "space" not in given)
+    calls += [(ps.tune, of_tune)] * ("seeds" not in given)
+    for call, usual in calls:
+        with pytest.raises(ConfigError, match=said):
+            call(EXP, **{"dir": "s", **usual, **given})
     assert not list(tmp_path.iterdir())
 
 
@@ -265,7 +301,8 @@ def test_a_run_of_a_sweep_that_does_not_report_the_metric_has_no_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes.stand_in(FAKE, tmp_path, monkeypatch)
-    result = ps.launch(EXP, metric="eval/else", parallel=1, dir="s")
+    with pytest.warns(UserWarning, match=r"--metric eval/mean_rewrad: .* did you mean 'eval/mean_reward'"):
+        result = ps.launch(EXP, metric="eval/mean_rewrad", parallel=1, dir="s")
     assert [(t.state, t.score) for t in result.trials] == [("finished", None)]
     assert (result.best, result.experiment, result.preset) == (None, None, None)
 

@@ -14,6 +14,8 @@ from penstock.core.wire import decode, encode
 
 _BELOW = ("env", "aec_env", "par_env")
 """Attributes in which wrappers and PettingZoo's conversions keep the environment below."""
+_OWN = frozenset(("reset", "step", "close", "action_space", "observation_space"))
+"""Names that the sampler needs for itself."""
 UNSTARTED = 0, -1
 """Place of a call before the first reset."""
 
@@ -80,6 +82,17 @@ class CallRecord(NamedTuple):
         return self.episode < episode or (self.episode == episode and self.step < 0)
 
 
+def refused_name(kind: str, name: Any) -> str:
+    """Why a method or attribute of this name may not be called or set; "" if it may."""
+    if not isinstance(name, str) or not name.isidentifier():
+        return "expected the name of a method or attribute as text"
+    if name[0] == "_":
+        return "names with an underscore are private; give the environment a public method"
+    if name in _OWN and kind != "get":
+        return f"{name!r} is for the sampler alone, whose record would be wrong without it"
+    return ""
+
+
 def execute(env: Any, call: EnvCall) -> Answer:
     """Executes a call in an environment; the errors of the environment are answers."""
     holder = _holder(env, call)
@@ -110,8 +123,13 @@ def plain(calls: Sequence[Sequence[CallRecord]]) -> list[list[tuple[Any, ...]]]:
 
 
 def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord]]:
-    """The histories that `plain` described."""
-    return [[CallRecord(*x) for x in mine] for mine in calls]
+    """The histories that `plain` described. Raises TypeError for what no call can have been."""
+    found = [[CallRecord(*x) for x in mine] for mine in calls]
+    for x in (x for mine in found for x in mine):
+        known = x.kind in ("call", "set") and not refused_name(x.kind, x.name) and isinstance(x.data, bytes)
+        if not known or type(x.episode) is not int or type(x.step) is not int:
+            raise TypeError(f"{x!r:.200} is no call of an environment")
+    return found
 
 
 def recorded(calls: Sequence[list[CallRecord]], call: EnvCall, slots: Sequence[int], answers: Sequence[Answer]) -> None:

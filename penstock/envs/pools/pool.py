@@ -109,9 +109,14 @@ class PoolState:
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> PoolState:
-        """The state that `to_plain` described."""
+        """The state that `to_plain` described. Raises TypeError if a number is none, or slots are missing in a part."""
         known: dict[str, Any] = {**state, "calls": from_plain(state.get("calls", ()))}
-        return cls(**known)
+        made = cls(**known)
+        numbers = [made.tick, made.restarts, *made.episode, *made.began, *filter(None, made.left)]
+        lengths = {len(getattr(made, name)) for name in (*PER_SLOT, *(["calls"] if made.calls else []))}
+        if not all(isinstance(n, int) for n in numbers) or len(lengths) > 1:
+            raise TypeError(f"{made!r:.200} is no state of slots; expected whole numbers, and one for each slot")
+        return made
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")

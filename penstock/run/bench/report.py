@@ -29,6 +29,7 @@ def print_verdict(exp: Experiment, verdict: BenchmarkResult, command: str) -> No
     console.print(f"{exp.algo_name} on {exp.env_config.name}, T={T}, B={B}, {verdict.machine}; {verdict.seconds:.0f} s")
     shorter = "" if verdict.T == T else f" (T={T} takes too long)"
     told = f"measured: collecting batches of T={verdict.T}{shorter} with this environment and policy"
+    told += "; cut short: a batch took longer than the seconds for a sampler" * any(row.cut for row in verdict.rows)
     console.print(told, soft_wrap=True)
     samplers = Table("sampler", "workers", "groups", "steps/s", "of the fastest")
     for column in samplers.columns[1:]:
@@ -39,7 +40,7 @@ def print_verdict(exp: Experiment, verdict: BenchmarkResult, command: str) -> No
         name = describe(sampler).partition(",")[0]
         counts = [str(n or "") for n in (sampler.workers, sampler.groups)]
         speed = f"{row.steps_per_s:,.0f}" if row.steps_per_s else ""
-        part = f"{row.steps_per_s / fastest:.0%}" if row.steps_per_s else row.note
+        part = f"{row.steps_per_s / fastest:.0%}" + ", cut short" * row.cut if row.steps_per_s else row.note
         samplers.add_row(name, *counts, speed, part, style=mark)
     console.print(samplers)
     print_summary("recommended", {"setting": describe(best.sampler)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -48,6 +49,10 @@ class Timing:
     """Env steps per second, learning not counted; 0 if it could not be measured."""
     note: str = ""
     """The error if it could not be measured."""
+    took_s: float = 0.0
+    """Duration of its measurements, at most the seconds asked for and one batch."""
+    cut: bool = False
+    """True if that ended a measurement before it had a batch besides the first, which may be slower than others."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ def bench(
 ) -> BenchmarkResult:
     """Measures the candidates for a plan on this machine, each for this many seconds; returns all and the fastest.
 
+    No candidate is measured for longer than its seconds and one batch more.
+
     Args:
         same_device: leave out samplers that act on another device than the learner's.
         say: called with a description of each measurement before it begins.
@@ -82,12 +89,13 @@ def bench(
     with run_threads(exp):
         agents = agents_of(plan.make_policy())
         say("how long a batch takes")
-        row_s = statistics.median(took for took, _ in _batches(plan, replace(base, T=1), agents, 0.0, _BATCHES))
+        first = _batches(plan, replace(base, T=1), agents, 0.0, seconds, _BATCHES)
+        row_s = statistics.median(took for took, _ in first[1:] or first)
         T = int(min(max(seconds / _PASSES / _BATCHES / row_s, 1), base.T))
         native = makes_vector_env(plan.env)
         rows = [Timing(sampler) for sampler in candidates(base, machine, native, same_device, exp.run.device)]
         for _ in range(_PASSES):
-            rows = [_measured(plan, row, T, agents, seconds / _PASSES, say) for row in rows]
+            rows = [_measured(plan, row, T, agents, seconds, say) for row in rows]
     measured = [row for row in rows if row.steps_per_s]
     if not measured:
         raise ConfigError(f"no sampler could be measured: {rows[0].note}; choose one")
@@ -155,27 +163,37 @@ def choose(measured: list[Timing]) -> Timing:
 
 def _measured(plan: Plan, row: Timing, T: int, agents: Any, seconds: float, say: Callable[[str], None]) -> Timing:
     """The row with its speed in batches of T, if that is more than it had."""
-    if row.note:
-        return row
+    left = seconds - row.took_s
+    if row.note or left <= 0:
+        return replace(row, cut=left <= 0)
     say(describe(row.sampler))
     try:
-        timed = _batches(plan, replace(row.sampler, T=T), agents, seconds)
+        timed = _batches(plan, replace(row.sampler, T=T), agents, seconds / _PASSES, left)
     except (ConfigError, EnvWorkerError) as error:
         return replace(row, steps_per_s=0.0, note=str(error).splitlines()[0])
-    return replace(row, steps_per_s=max(statistics.median(steps / took for took, steps in timed), row.steps_per_s))
+    speed = statistics.median(steps / took for took, steps in timed[1:] or timed)
+    took_s = row.took_s + sum(took for took, _ in timed)
+    return replace(row, steps_per_s=max(speed, row.steps_per_s), took_s=took_s, cut=len(timed) == 1)
 
 
-def _batches(plan: Plan, sampler: Synchronous, agents: Any, seconds: float, least: int = 1) -> list[tuple[float, int]]:
-    """Duration in s and env steps of batches, without the first: as many as fit the seconds, at least `least`."""
+def _batches(
+    plan: Plan, sampler: Synchronous, agents: Any, seconds: float, most_s: float, least: int = 1
+) -> list[tuple[float, int]]:
+    """Duration in s and env steps of a first batch, and of as many more as fit the seconds, at least `least`.
+
+    Args:
+        most_s: no further batch begins after this many seconds, not even of these.
+    """
     live = replace(sampler, max_decorrelation_steps=0).build(plan.env, plan.seed)
     try:
         live.initialize(agents)
-        live.obtain_samples(0)
-        until, timed = time.monotonic() + seconds, list[tuple[float, int]]()
-        while time.monotonic() < until or len(timed) < least:
-            started = time.perf_counter()
-            batch, _ = live.obtain_samples(len(timed) + 1)
-            timed.append((time.perf_counter() - started, batch.env_steps))
+        timed, begun = list[tuple[float, int]](), time.perf_counter()
+        until, now = math.inf, begun
+        while (now < until or len(timed) <= least) and (not timed or now < begun + most_s):
+            batch, _ = live.obtain_samples(len(timed))
+            started, now = now, time.perf_counter()
+            timed.append((now - started, batch.env_steps))
+            until = min(until, now + seconds)
     finally:
         live.shutdown()
     return timed

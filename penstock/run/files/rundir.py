@@ -117,7 +117,7 @@ def write_config(trainer: Trainer) -> None:
 
     The run is trusted from then on, as it is this user's own.
     """
-    exp, run_dir = trainer.exp, trainer.run_dir
+    exp, run_dir = trainer.begun.exp, trainer.run_dir
     assert run_dir is not None
     config = config_bytes(to_plain(exp), specs_to_plain(trainer.plan.specs))
     meta = {

@@ -28,7 +28,11 @@ FORMAT = 2
 number."""
 _GOES_ON_WITH_OLDER = "6849b51"
 """The last commit that reads format 1."""
-_OURS = (CONFIG, META, "metrics.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash")
+OTHERS = "or it is not of these settings, or of another version"
+"""Advice of `as_checkpoint_error` for a checkpoint."""
+_OURS = (
+    CONFIG, META, "metrics.jsonl", "changes.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash",
+)  # fmt: skip
 """Files of a run directory that penstock reads and writes, besides its lock and TensorBoard's events."""
 _DROPPED = (
     "env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_mask", "env_state",
@@ -59,14 +63,17 @@ class StoredConfig:
     def algorithm(self, again: Supplied = NONE_SUPPLIED) -> Any:
         """The algorithm's settings, with the arguments given again. Raises CheckpointError unless trusted.
 
-        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway.
+        Leaves out the mapping of agents to policies if it was not stored, as policies have their ids anyway. Raises
+        ConfigError for an argument that differs from the stored one.
         """
         from penstock.learn.policies import for_agents  # loads torch, which a picture of curves does without
 
         of_algo = again.of_algo()
+        with as_checkpoint_error(self.path), prefix_errors(self.path):
+            again.require_same_algo(self.plain)
         with as_checkpoint_error(self.path):
             plain = _unmapped(_without(self.plain, of_algo))["algo"]
-            self._require_trust({"algo": plain}, files=False)
+            self.require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
             if not hasattr(algo, "build"):
                 raise TypeError("no algorithm in it")
@@ -106,7 +113,7 @@ class StoredConfig:
             own = files and not isinstance(eval_env, EnvConfig)  # a run that goes on keeps those that were stored
             kwargs = plain.get("eval_env_kwargs", {}) if own else {}
             plain = {**plain, "eval_env": None, "eval_env_kwargs": kwargs}
-        self._require_trust(plain, files)
+        self.require_trust(plain, files)
         exp = self._made(plain)
         if not isinstance(exp, Experiment):
             raise TypeError("no Experiment in it")
@@ -121,7 +128,8 @@ class StoredConfig:
             call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
             raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
-    def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
+    def require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
+        """Raises CheckpointError if settings name what is not to be touched unasked, unless the run is trusted."""
         found = [] if self.trusted else foreign(plain, files=files)
         if found:
             raise CheckpointError(

@@ -39,17 +39,21 @@ class Supplied:
         given = {"agent": self.agent, "policy_mapping_fn": self.policy_mapping_fn}
         return {name: value for name, value in given.items() if value is not None}
 
+    def require_same_algo(self, plain: Plain) -> None:
+        """Like `require_same`, for the settings of the algorithm alone."""
+        for name, value in self.of_algo().items():
+            if name in plain["algo"]:
+                stored = plain["algo"][name]
+                given = {"import": value} if isinstance(value, str) else _plain(value)
+                _require_same(name, stored, stored if _names(stored, value) else given)
+
     def require_same(self, plain: Plain) -> None:
         """Raises ConfigError for an argument that differs from the stored one.
 
         Args:
             plain: the stored experiment, as `to_plain` returned it.
         """
-        for name, value in self.of_algo().items():
-            if name in plain["algo"]:
-                stored = plain["algo"][name]
-                given = {"import": value} if isinstance(value, str) else _plain(value)
-                _require_same(name, stored, stored if _names(stored, value) else given)
+        self.require_same_algo(plain)
         if self.env is not None:
             _require_same_env("env", plain, plain["env"], self.env)
         if self.eval_env is not None:
@@ -77,8 +81,8 @@ def _require_same_env(name: str, plain: Plain, stored: Any, given: Any) -> None:
 def _require_same(name: str, stored: Any, given: Any) -> None:
     if not _same(stored, given):
         raise ConfigError(
-            f"{name}={_shown(given)} is given, and {_shown(stored)} was stored; resume goes on with the same "
-            f"experiment, so leave {name.partition('.')[0]} out. For another one start anew from its networks: "
+            f"{name}={_shown(given)} is given, and {_shown(stored)} was stored; a run is opened with what it was "
+            f"trained with, so leave {name.partition('.')[0]} out. For another one start anew from its networks: "
             "ps.train(exp, init=RUN)"
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 import penstock.core.errors as errors
 from penstock.actors.backend import Backend, RunnerError
 from penstock.actors.link import LentDescriptor
+from penstock.envs.ids import entries_to_ship
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm
 from penstock.learn.policy_set import AnyPolicy, trained_policies
@@ -56,7 +57,11 @@ class LearnerGroup(Rank):
         plan.sampler.shares(size)  # refused before anything is started
         without_display = replace(exp, run=replace(run, progress="off", trace=None, each=None))
         what = "the experiment cannot be sent to the processes of run.learners"
-        shipped = ship((make, replace(plan, exp=without_display), init), what, CURE)
+        shipped = ship(
+            (make, replace(plan, exp=without_display), init, entries_to_ship(plan.env.name, plan.eval_env.name)),
+            what,
+            CURE,
+        )
         self._places = RankPlaces(plan)
         self._backend: Backend = self._places.backend
         self._calls: list[tuple[int, Any]] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.envs.ids import take_shipped
 from penstock.learn.policy_set import trained_policies
 from penstock.processes.serialization import unship
 from penstock.run.checkpoints.checkpoint import load_checkpoint
@@ -17,7 +19,8 @@ class Learner:
     """Rank `rank` of `size`: builds its share of an experiment, and takes part in what rank 0 calls on all of them.
 
     Args:
-        shipped: the class of its Trainer, the plan and `init`, as `ship` made bytes of them.
+        shipped: the class of its Trainer, the plan, `init` and entries of Gymnasium's registry,
+            as `ship` made bytes of them.
         place: of the runners that it starts, see `place_runners`; None where they go anywhere.
     """
 
@@ -39,7 +42,8 @@ class Learner:
         Args:
             meeting: place on Ray, or the descriptor of a file that all ranks share.
         """
-        make, plan, init = unship(self._shipped, elsewhere=isinstance(meeting, RayMeeting))
+        make, plan, init, entries = unship(self._shipped, elsewhere=isinstance(meeting, RayMeeting))
+        take_shipped(entries)
         at = FileMeeting(meeting) if isinstance(meeting, int) else meeting
         own_gpus = isinstance(meeting, int)
         rank = Rank(
@@ -65,9 +69,13 @@ class Learner:
         assert schedule is not None
         schedule.replay.give(name, start, stop)
 
-    def restore(self, path: str) -> None:
-        """Restores its part of a checkpoint."""
-        self.trainer.restore(load_checkpoint(Path(path), replay=True))
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings, as `Trainer.change`."""
+        self.trainer.change(changes)
+
+    def restore(self, path: str, changes: Mapping[str, Any]) -> None:
+        """Restores its part of a checkpoint, with the settings changed until then."""
+        self.trainer.restore_with(load_checkpoint(Path(path), replay=True), changes)
 
     def stop(self) -> None:
         """Closes its environments."""

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
+from penstock.core.limits import require_whole
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig, as_env_config, with_added
 from penstock.envs.shutdown import close_env
@@ -56,6 +57,8 @@ def evaluate(
     if not isinstance(policy, AnyPolicy):
         rest: dict[str, Any] = {"max_steps": max_steps, "trust": trust, "env_options": env_options}
         return evaluate_run(policy, env, episodes, deterministic, seed, env_kwargs, which, slots, **rest)[0]
+    require_whole(0, seed=seed)
+    require_whole(1, episodes=episodes, slots=slots, max_steps=max_steps)
     if env is None:
         raise ConfigError("evaluate(policy) without env; pass what to play, e.g. evaluate(policy, 'CartPole-v1')")
     config = with_added(as_env_config(env), env_kwargs, env_options)
@@ -82,6 +85,8 @@ def evaluate_run(
     env_options: Mapping[str, Any] | None = None,
 ) -> tuple[Episodes, int]:
     """Like `evaluate`, with the policy of a run; returns the step of its checkpoint too."""
+    require_whole(0, seed=seed)
+    require_whole(1, episodes=episodes, slots=slots, max_steps=max_steps)
     policy, step, exp, config = opened(run_dir, which, env, env_kwargs, trust, env_options)
     policy, config = seated_for(policy, config, exp.run.seed, exp.sampler_settings)
     how = _limits(slots, max_steps, exp.run.eval_slots, exp.run.eval_max_steps)
@@ -130,6 +135,7 @@ def record_video(
     Raises:
         ConfigError: the environment cannot render RGB frames. MissingExtraError: no ffmpeg.
     """
+    require_whole(1, episodes=episodes)
     kwargs = {**(env_kwargs or {}), "render_mode": "rgb_array"}
     policy, step, exp, config = opened(run_dir, which, env, kwargs, trust, env_options)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"

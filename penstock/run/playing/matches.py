@@ -13,6 +13,7 @@ import numpy as np
 from penstock.agents.agent import Agent
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
+from penstock.core.limits import require_whole
 from penstock.core.spec import describe
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, seat_agents
@@ -100,6 +101,7 @@ def play(
         ConfigError: fewer than two agents or episodes, a side that does not fit an agent, or `first` names no agent or
             all of them.
     """
+    require_whole(0, episodes=episodes, seed=seed)
     if len(agents.specs) < 2 or episodes < 2:
         raise ConfigError(
             f"a match of {episodes} episodes with {len(agents.specs)} agents; expected 2 or more of both, so that each "

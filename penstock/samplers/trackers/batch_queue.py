@@ -70,8 +70,8 @@ class BatchQueue:
             self.first = self.next = self.released = itr
         if itr != self.next:
             raise ConfigError(
-                f"obtain_samples({itr}) where batch {self.next} is next: this sampler works ahead, so batches are "
-                "numbered one after the other"
+                f"obtain_samples({itr}), but batch {self.next} is next; this sampler collects batches ahead of the "
+                f"learner, so ask for them in order: obtain_samples({self.next})"
             )
         numbers = range(self.released, itr + self.depth + 1)
         self.released = numbers.stop

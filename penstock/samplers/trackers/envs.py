@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.wire import decode, encode
-from penstock.envs.pools.calls import Answer, EnvCall
+from penstock.envs.pools.calls import Answer, EnvCall, refused_name
 
 if TYPE_CHECKING:
     from penstock.samplers.trackers.evaluation import Evaluates
-
-_OWN = frozenset(("reset", "step", "close", "action_space", "observation_space"))
-"""Names that the sampler needs for itself."""
 
 
 class Called(NamedTuple):
@@ -110,12 +107,8 @@ class Envs:
         overwrites: bool = False,
     ) -> Any:
         what = f"envs.{kind}({name!r})"
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"{what}; expected the name of a method or attribute as text")
-        if name[0] == "_":
-            raise ConfigError(f"{what}: names with an underscore are private; give the environment a public method")
-        if name in _OWN and kind != "get":
-            raise ConfigError(f"{what}: {name!r} is for the sampler alone, whose record would be wrong without it")
+        if why := refused_name(kind, name):
+            raise ConfigError(f"{what}: {why}")
         try:
             data = encode((args, kwargs), "(args, kwargs)")
         except (TypeError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.limits import require_whole
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.trackers.envs import Envs
@@ -27,11 +28,7 @@ class Evaluation:
     max_steps: int = EVAL_MAX_STEPS
 
     def __post_init__(self) -> None:
-        if self.episodes < 1 or self.slots < 1 or self.max_steps < 1:
-            raise ConfigError(
-                f"evaluate_agent(episodes={self.episodes}, slots={self.slots}, max_steps={self.max_steps}); expected 1 "
-                "or more of each"
-            )
+        require_whole(1, episodes=self.episodes, slots=self.slots, max_steps=self.max_steps)
 
     def by(self, sampler: Any) -> Episodes:
         """Has a `Sampler` play it, which may be a user's own."""

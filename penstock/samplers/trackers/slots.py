@@ -208,7 +208,8 @@ class EpisodeStats:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        self.return_, self.length, self.discounted = state["return"], state["length"], state["discounted"]
+        for own, name in ((self.return_, "return"), (self.length, "length"), (self.discounted, "discounted")):
+            own[:] = state[name]
         self.columns = dict(state["columns"])
         self._unsummed.clear()
 

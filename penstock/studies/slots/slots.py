@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from penstock.actors.backend import Backend, RunnerError
 from penstock.actors.make import make_backend
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.limits import require_whole
 from penstock.core.machine import Gpu, Machine, read_machine
 from penstock.processes.limits import require_linux
 from penstock.processes.python import ONE_THREAD
@@ -69,10 +70,11 @@ def check_backend(backend: str, address: str, cpus: float, count: int | None = N
 
     Raises ConfigError for invalid arguments of `make_slots`, before any slot is made.
     """
+    require_whole(1, parallel=count)
     if backend not in BACKENDS:
-        raise ConfigError(f"--backend {backend}: there is none; {nearest(backend, BACKENDS)}")
-    if not 0 <= cpus < math.inf:
-        raise ConfigError(f"--cpus {cpus:g}; expected the CPUs that Ray counts for a trial, 0 or more")
+        raise ConfigError(f"--backend {backend}: there is none; {nearest(str(backend), BACKENDS)}")
+    if not isinstance(cpus, (int, float)) or not 0 <= cpus < math.inf:
+        raise ConfigError(f"--cpus {cpus!r:.60}; expected the CPUs that Ray counts for a trial, 0 or more")
     if backend == "processes" and (address, cpus) != ("local", 1.0):
         raise ConfigError("--address and --cpus are of --backend ray; a slot of this machine has its share of all CPUs")
     return slices(read_machine(), count) if count is not None and address == "local" else []

@@ -56,6 +56,20 @@ def test_the_open_episode_keeps_its_calls_and_what_held_before_it() -> None:
     assert kept(before, inside, inside_too, record("set", "b", 4, (1, 2))) == ["a3", "b4"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"kind": "get"}, {"name": "_obs"}, {"name": "close"}, {"name": 3}, {"data": "x"}, {"episode": "1"}, {"step": 0.5}],
+    ids=str,
+)
+def test_damaged_histories_are_refused(changes: dict[str, Any]) -> None:
+    sound = record("set", "level", 3)
+    assert from_plain(plain([[sound], []])) == [[sound], []]
+    with pytest.raises(TypeError, match="is no call of an environment"):
+        from_plain(plain([[], [sound._replace(**changes)]]))
+    with pytest.raises(TypeError):
+        from_plain([[("set", "level")]])
+
+
 def test_a_call_of_an_absent_slot_comes_last() -> None:
     calls = [[record("set", "a", 1, (4, 2))], [record("set", "a", 1, (4, -1))], []]
     recorded(calls, record("set", "a", 2).call, [0, 1, 2], [Answer("absent")] * 3)

@@ -30,6 +30,10 @@ def test_the_table_says_what_was_measured_and_names_every_sampler(capsys: pytest
     assert lines[-1] == "penstock train a2c --env X"
     print_verdict(experiment(), replace(VERDICT, T=8), "")
     assert "measured: collecting batches of T=8 with this environment" in capsys.readouterr().out
+    print_verdict(experiment(), replace(VERDICT, rows=(replace(ROWS[0], cut=True), *ROWS[1:])), "")
+    text = capsys.readouterr().out
+    assert "and policy; cut short: a batch took longer than the seconds for a sampler" in text
+    assert "100%, cut short" in text and "50%, cut" not in text
 
 
 @pytest.mark.parametrize("env", [ENV, pytest.param("penstock.envs.toy:TeamBits", marks=pytest.mark.slow)])

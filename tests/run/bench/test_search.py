@@ -93,6 +93,14 @@ def test_the_batches_of_a_slow_environment_are_shortened() -> None:
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_batch_that_takes_longer_than_all_seconds_is_the_only_one_and_the_row_says_so() -> None:
+    exp = replace(experiment(), env=_slow, env_kwargs={"step_s": 0.05}, sampler=ps.SerialSampler(T=64, B=3))
+    verdict = bench(Plan.with_usual_sampler(exp), 0.02)
+    assert verdict.T == 1
+    assert [(row.cut, round(row.steps_per_s * row.took_s)) for row in verdict.rows] == [(True, 3)] * len(verdict.rows)
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_sampler_that_fails_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -109,10 +117,10 @@ def test_a_sampler_that_fails_is_left_out_with_its_error(monkeypatch: pytest.Mon
 
 
 def test_speed_is_the_faster_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = iter([[(1.0, 1)], [(1.0, 10), (1.0, 30), (1.0, 50)], [(1.0, 20)]])
+    passes = iter([[(1.0, 1)], [(1.0, 99), (1.0, 10), (1.0, 30), (1.0, 50)], [(1.0, 99), (1.0, 20)]])
     monkeypatch.setattr(search, "_batches", lambda *_, **__: next(passes))
     monkeypatch.setattr(search, "candidates", lambda *_: [BASE])
-    assert bench(Plan.with_usual_sampler(experiment()), 1.0).best.steps_per_s == 30
+    assert bench(Plan.with_usual_sampler(experiment()), 9.0).best.steps_per_s == 30
 
 
 TWO = ps.Policies({"a": ps.A2C(), "b": ps.DQN()}, policy_mapping_fn={"agent_0": "a", "agent_1": "b"})
@@ -136,12 +144,12 @@ def test_an_environment_that_fails_is_the_error() -> None:
         bench(Plan.with_usual_sampler(exp), 1.0)
 
 
-def _slow() -> Any:
+def _slow(step_s: float = 0.002) -> Any:
     from penstock.envs.toy import Counter
 
     class Slow(Counter):
         def act(self, action: Any) -> tuple[float, bool, bool]:
-            time.sleep(0.002)
+            time.sleep(step_s)
             return super().act(action)
 
     return Slow()

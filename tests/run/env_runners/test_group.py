@@ -366,8 +366,8 @@ def test_asynchronous_fragments_are_of_the_newest_weights() -> None:
 
 @pytest.mark.parametrize(
     ("made", "says"),
-    [(lambda: ps.EnvRunnerGroup("CartPole-v1"), r"'CartPole-v1' .str.; expected an experiment"),
-     (lambda: ps.EnvRunner("CartPole-v1"), r"'CartPole-v1' .str.; expected an experiment"),
+    [(lambda: ps.EnvRunnerGroup("CartPole-v1"), r"'CartPole-v1' .str.; expected an Experiment"),
+     (lambda: ps.EnvRunner("CartPole-v1"), r"'CartPole-v1' .str.; expected an Experiment"),
      (lambda: ps.EnvRunnerGroup(EXP, num_workers=2), "has no 'num_workers'")],
 )  # fmt: skip
 def test_what_makes_no_group(made: Any, says: str) -> None:

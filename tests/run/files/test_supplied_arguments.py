@@ -124,6 +124,9 @@ def test_a_run_that_is_refused_stays_as_it_was(settings: Any, again: Any, said: 
         ps.resume(tmp_path / "run", {"run.steps": 64}, **again)
     with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(again))}="):
         ps.Run.resume(tmp_path / "run", {"run.steps": 64}, **again).__enter__()
+    if again.keys() <= {"agent", "policy_mapping_fn"}:
+        with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(again))}=.*was stored.*leave"):
+            ps.load(tmp_path / "run", **again)
     assert (tmp_path / "run" / CONFIG).read_bytes() == before
     ps.resume(tmp_path / "run", {"run.steps": 64})
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from penstock.run import plan
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.playing import evaluation, evaluator
 from penstock.run.playing.evaluation import evaluate_run, record_video
+from penstock.run.playing.exploiter import exploit_run
+from penstock.run.recording import record
 from penstock.workers.env_check import check_apart
 
 RUN = ps.RunConfig(
@@ -193,11 +196,34 @@ def test_the_length_of_an_episode_is_limited(run: Path, policy: ps.Policy) -> No
     assert "eval/cut_episodes" not in ps.Trainer(EXP).evaluate(1)[0]
 
 
-@pytest.mark.parametrize("wrong", [{"slots": 0}, {"max_steps": 0}])
-def test_no_slots_or_steps_are_refused(run: Path, policy: ps.Policy, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"slots": 0}, r"slots=0 \(int\); expected a whole number, 1 or more"),
+        ({"max_steps": 0}, r"max_steps=0 "),
+        ({"episodes": 2.5}, r"episodes=2.5 \(float\); expected a whole number, 1 or more"),
+        ({"episodes": True}, r"episodes=True \(bool\)"),
+        ({"slots": "x"}, r"slots='x' \(str\)"),
+        ({"seed": 1.5}, r"seed=1.5 \(float\); expected a whole number, 0 or more"),
+    ],
+)
+def test_numbers_that_are_no_counts_are_refused(run: Path, policy: ps.Policy, wrong: Any, said: str) -> None:
+    given: dict[str, Any] = {"episodes": 1, **wrong}
     for which in (run, policy):
-        with pytest.raises(ConfigError, match="expected 1 or more of each"):
-            ps.evaluate(which, "CartPole-v1", 1, **wrong)
+        with pytest.raises(ConfigError, match=said):
+            ps.evaluate(which, "CartPole-v1", **given)
+
+
+def test_episodes_are_counted_in_whole_numbers_by_all_that_plays(run: Path, tmp_path: Path) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: record(run, tmp_path / "data", 2.5),  # pyright: ignore[reportArgumentType]
+        lambda: record_video(run, 2.5),  # pyright: ignore[reportArgumentType]
+        lambda: exploit_run(run, 2.5),  # pyright: ignore[reportArgumentType]
+        lambda: ps.Trainer(EXP).evaluate(2.5),  # pyright: ignore[reportArgumentType]
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"episodes=2.5 \(float\); expected a whole number"):
+            call()
 
 
 def test_a_run_is_evaluated_within_its_own_limits(tmp_path: Path) -> None:

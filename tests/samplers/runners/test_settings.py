@@ -216,15 +216,19 @@ if __name__ == "__main__":
     for settings in (gpu, ps.AsyncSampler(gpu)):
         settings.build("Own-v0").shutdown()
         print("known to", type(settings).__name__)
+    config = ps.RunConfig(steps=32, learners=2, dir=__file__ + ".run", progress="off", tensorboard=False)
+    ps.train(ps.Experiment("Own-v0", ps.A2C(), ps.SerialSampler(4, 2), config))
+    print("known to learners")
 """
 
 
 @pytest.mark.slow
-def test_an_id_that_the_script_registers_by_name_is_known_to_runners_and_workers(tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_an_id_that_the_script_registers_by_name_is_known_to_runners_workers_and_learners(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OF_A_SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "T=4, B=1" in done.stdout
-    assert done.stdout.count("known to") == 2
+    assert done.stdout.count("known to") == 3

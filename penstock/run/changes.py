@@ -1,0 +1,124 @@
+"""Changes of a run while it runs: which settings may move, and the journal by which a resumed run makes them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config import from_plain, override, to_plain
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.files import unshare
+from penstock.run.checkpoints.checkpoint import Checkpoint
+from penstock.run.experiment import Experiment
+from penstock.run.log import cut_rows, read_rows
+
+CHANGES = "changes.jsonl"
+"""Journal in the run directory: a row for each change, {"step": environment steps, "set": {path: value}} or
+{"step": ..., "call": ...}."""
+RUN_SETTINGS = (
+    "steps", "stop", "eval_interval", "eval_episodes", "eval_max_steps", "checkpoint_interval", "keep", "keep_replays",
+    "log_interval",
+)  # fmt: skip
+"""Settings of `run` that may change while it runs."""
+
+
+def changed(exp: Experiment, changes: Mapping[str, Any]) -> Experiment:
+    """The experiment with settings changed that may change while a run goes on.
+
+    Raises:
+        ConfigError: a path that does not exist, a value out of range, or a setting that decides what networks,
+            optimizers, replay or slots there are.
+    """
+    if not isinstance(changes, Mapping) or not changes:
+        raise ConfigError(f"changes {changes!r:.60}; expected settings by path, e.g. {{'algo.lr': 1e-4}}")
+    found = override(exp, changes)
+    for path in changes:
+        _require_movable(exp, path)
+    if lost := [path for path in changes if _unstorable(to_plain(at(found, path)))]:
+        raise ConfigError(
+            f"{lost[0]}={changes[lost[0]]!r} cannot be stored, so that a resumed run could not make the change again; "
+            "give a function of a module, as module:function"
+        )
+    return found
+
+
+def _require_movable(exp: Experiment, path: str) -> None:
+    part, _, rest = path.partition(".")
+    if part == "run" and rest.partition(".")[0] in RUN_SETTINGS:
+        return
+    holder: Any = exp.algo
+    for key in rest.split(".") if part == "algo" and rest else ():
+        if key in getattr(type(holder), "fixed", ()):
+            break
+        holder = at(holder, key)
+    else:
+        if part == "algo" and not dataclasses.is_dataclass(holder) and not isinstance(holder, Mapping):
+            return
+    may = f"of run {', '.join(RUN_SETTINGS)}"
+    if part != "run":
+        may = "of algo step sizes, coefficients, discount, minibatches, replay ratio, targets and exploration"
+    raise ConfigError(
+        f"{path} cannot change while a run goes on, as networks, optimizers, replay or slots depend on it; what can is "
+        f"{may}. For anything else start anew from its networks: init=RUN (--init)"
+    )
+
+
+def at(settings: Any, path: str) -> Any:
+    """The setting at a dotted path."""
+    for key in path.split("."):
+        settings = settings[key] if isinstance(settings, Mapping) else getattr(settings, key)
+    return settings
+
+
+def _unstorable(plain: Any) -> bool:
+    if isinstance(plain, Mapping):
+        return "unstorable" in plain or any(map(_unstorable, plain.values()))
+    return isinstance(plain, list) and any(map(_unstorable, plain))
+
+
+def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:
+    """Appends a row to a run's journal, on the disk when this returns. Raises CheckpointError if that refuses."""
+    path = run_dir / CHANGES
+    try:
+        unshare(path)
+        with path.open("ab") as file:
+            file.write(json.dumps({"step": step, **row}).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise CheckpointError(
+            f"the change was not made, as it cannot be written to {path}: {error.strerror or error}; free some space"
+        ) from error
+
+
+def known_steps(checkpoint: Checkpoint) -> int:
+    """The environment steps until which a run that goes on with a checkpoint keeps its rows.
+
+    An iteration whose evaluation was cut short is evaluated, handed out and logged again.
+    """
+    state = checkpoint.state["trainer"]
+    return state["env_steps"] - bool(state["pending"])
+
+
+def plain_changes(run_dir: Path, step: int, cut: bool = False) -> dict[str, Any]:
+    """The settings changed until a step, by path, as JSON data: the later of two changes of one setting counts.
+
+    Args:
+        cut: rows of later steps are removed, as a resumed run makes these changes again.
+    """
+    rows = cut_rows(run_dir / CHANGES, step) if cut else read_changes(run_dir, step)
+    return {path: value for row in rows for path, value in row.get("set", {}).items()}
+
+
+def read_changes(run_dir: Path, step: float) -> list[dict[str, Any]]:
+    """The rows of a run's journal until a step."""
+    return [row for row in read_rows(run_dir / CHANGES) if row["step"] <= step]
+
+
+def with_changes(exp: Experiment, plain: Mapping[str, Any]) -> Experiment:
+    """The experiment with changes as a journal holds them."""
+    return override(exp, {path: from_plain(value) for path, value in plain.items()})

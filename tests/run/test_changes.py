@@ -1,0 +1,249 @@
+"""Settings that change in a run: they act from the next batch on, are logged, and a resumed run makes them again."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.changes import CHANGES, RUN_SETTINGS, changed
+
+NET = ps.Net(hidden=(8,))
+NET_OF_R2D1 = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8)
+PPO = ps.PPO(epochs=2, minibatch=32, net=NET)
+DQN = ps.DQN(learning_starts=40, replay_ratio=8, batch_size=16, net=NET, epsilon=0.5)
+SERIAL = ps.SerialSampler(T=16, B=4)
+ON_POLICY = {
+    2: {"algo.lr": 1e-3, "algo.entropy_coef": "linear(0.02, 0)", "algo.clip": "tests.run.test_changes:tightened"},
+    4: {
+        "algo.epochs": 1,
+        "algo.minibatch": 16,
+        "algo.discount": 0.9,
+        "algo.gae_lambda": 0.8,
+        "algo.max_grad_norm": 0.1,
+    },
+    5: {"run.steps": 420, "algo.lr": "warmup(0.9, 1e-2)", "run.eval_episodes": 2},
+}
+OFF_POLICY = {
+    2: {"algo.epsilon": 0.1, "algo.replay_ratio": 16, "algo.discount": 0.9, "algo.lr": 1e-2},
+    4: {"algo.batch_size": 8, "algo.target_interval": 3, "algo.tau": 0.5, "algo.adam_eps": 1e-3},
+    5: {"run.steps": 420, "algo.replay.priority_alpha": 0.9, "algo.replay.priority_beta": 1.0},
+}
+Changes = Mapping[int, Mapping[str, Any]]
+
+
+def tightened(progress: float) -> float:
+    return 0.3 - 0.2 * progress
+
+
+def play(run: ps.Run, changes: Changes, stop: int | None = None) -> ps.Run:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with run:
+            for it in run:
+                if it.itr in changes:
+                    it.run.set(changes[it.itr])
+                if it.itr == stop:
+                    break
+    return run
+
+
+def each(run: ps.Run, function: Callable[[ps.Iteration], None]) -> None:
+    with run:
+        for it in run:
+            function(it)
+
+
+def experiment(case: str, folder: Path, **run: Any) -> ps.Experiment:
+    algo, sampler, env, _ = CASES[case]
+    given: dict[str, Any] = {"steps": 640, "eval_episodes": 0, "checkpoint_interval": 0, **run}
+    config = ps.RunConfig(seed=3, log_interval=0, tensorboard=False, progress="off", dir=str(folder), **given)
+    return ps.Experiment(env, algo, sampler, config)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics that do not depend on the clock or on who collects."""
+    kinds = ("step", "train", "rollout", "replay", "settings", "eval")
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k.split("/")[0] in kinds} for row in found]
+
+
+CPU = ps.CpuSampler(T=16, B=4, workers=2)
+SAC = ps.SAC(learning_starts=20, replay_ratio=8, batch_size=16, net=NET)
+POLE, PENDULUM, BITS = "CartPole-v1", "Pendulum-v1", "penstock.envs.toy:TeamBits"
+CASES: dict[str, tuple[Any, Any, Any, Changes]] = {
+    "ppo": (PPO, SERIAL, POLE, ON_POLICY),
+    "ppo-cpu": (PPO, CPU, POLE, ON_POLICY),
+    "ppo-gpu": (PPO, ps.GpuSampler(T=16, B=4, workers=2), POLE, ON_POLICY),
+    "ppo-async": (PPO, ps.AsyncSampler(inner=CPU), POLE, ON_POLICY),
+    "ppo-runners": (PPO, ps.RunnerSampler(inner=ps.SerialSampler(T=16, B=2), runners=2), POLE, ON_POLICY),
+    "dqn": (ps.override(DQN, {"replay.index": "prioritized", "replay.capacity": 400}), SERIAL, POLE, OFF_POLICY),
+    "dqn-shards": (
+        ps.override(DQN, {"replay.shards": 2, "replay.shard_backend": "in-process"}), SERIAL, POLE,
+        {2: {"algo.discount": 0.8, "algo.replay_ratio": 16}, 4: {"algo.discount": "linear(0.9, 0.5)", "run.steps": 420}},
+    ),
+    "r2d1": (
+        ps.R2D1(burn_in=2, train_length=4, state_interval=2, learning_starts=40, batch_size=4, net=NET_OF_R2D1,
+                replay=ps.ReplaySettings(index="prioritized", fresh_priority="agent", capacity=400)),
+        SERIAL, POLE, {2: {"algo.discount": 0.8, "algo.epsilon": 0.2}, 4: {"algo.target_interval": 3, "run.steps": 420}},
+    ),
+    "sac-auto": (SAC, SERIAL, PENDULUM,
+                 {2: {"algo.actor_lr": 1e-3, "algo.tau": "linear(0.5, 0.1)"}, 4: {"run.steps": 420}}),
+    "sac": (ps.override(SAC, {"alpha": 0.5}), SERIAL, PENDULUM,
+            {2: {"algo.alpha": "exponential(0.5, 0.01)"}, 4: {"run.steps": 420}}),
+    "many": (
+        ps.Policies({"a": PPO, "b": DQN}, policy_mapping_fn={"agent_0": "a", "agent_1": "b"}), SERIAL, BITS,
+        {2: {"algo.algos.a.lr": 1e-3, "algo.algos.b.epsilon": 0.9}, 4: {"algo.algos.b.replay_ratio": 2, "run.steps": 420}},
+    ),
+    "self-play": (ps.SelfPlay(PPO, interval=2), SERIAL, "penstock.envs.toy:Nim",
+                  {2: {"algo.algo.lr": 1e-3, "algo.interval": 1, "algo.matchmaking": "even"}, 4: {"run.steps": 420}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [x if x == "ppo" else pytest.param(x, marks=pytest.mark.slow) for x in CASES])
+def test_a_run_resumed_after_any_of_them_is_the_run_that_never_stopped(case: str, tmp_path: Path) -> None:
+    changes = CASES[case][3]
+    play(ps.Run(experiment(case, tmp_path / "whole")), changes)
+    whole = rows(tmp_path / "whole")
+    assert {k for row in whole for k in row if k.startswith("settings/")}
+    assert 420 <= whole[-1]["step"] < 640  # as the last change asks
+    plain = rows(play(ps.Run(experiment(case, tmp_path / "plain")), {}).run_dir)
+    first = next(i for i, (x, y) in enumerate(zip(whole, plain)) if x != y)
+    assert first == min(changes) - 1  # the row that names the change; the next batch is trained on by it
+    for stop in (*changes, max(changes) + 1):
+        folder = tmp_path / f"cut{stop}"
+        play(ps.Run(experiment(case, folder)), changes, stop)
+        play(ps.Run.resume(folder), changes)
+        assert rows(folder) == whole, stop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ppo-cpu", "ppo-gpu", "ppo-runners"])
+def test_placement_changes_nothing(case: str, tmp_path: Path) -> None:
+    play(ps.Run(experiment("ppo", tmp_path / "a")), ON_POLICY)
+    play(ps.Run(experiment(case, tmp_path / "b")), ON_POLICY)
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ppo", "dqn"])
+def test_learners_change_with_rank_0(case: str, tmp_path: Path) -> None:
+    changes = {x: {k: v for k, v in y.items() if "epochs" not in k} for x, y in CASES[case][3].items()}
+    play(ps.Run(experiment(case, tmp_path / "one")), changes)
+    play(ps.Run(experiment(case, tmp_path / "two", learners=2)), changes)
+    one, two = rows(tmp_path / "one"), rows(tmp_path / "two")
+    assert [row["train/learning_rate"] for row in one] == [row["train/learning_rate"] for row in two]
+    assert [row["step"] for row in one][:5] == [row["step"] for row in two][:5]
+    play(ps.Run(experiment(case, tmp_path / "cut", learners=2)), changes, 4)
+    play(ps.Run.resume(tmp_path / "cut"), changes)
+    assert rows(tmp_path / "cut") == two
+
+
+def test_what_a_change_says_and_where_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exp = ps.override(experiment("ppo", tmp_path / "a", steps=256), {"run.progress": "plain"})
+    with ps.Run(exp) as run:
+        for it in run:
+            if it.itr == 2:
+                run.set({"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"})
+    row, said = rows(tmp_path / "a")[1], capsys.readouterr()
+    assert f"step {row['step']}: algo.lr 0.0003 -> 0.0001" in said.out + said.err
+    assert row["settings/algo.lr"] == 1e-4 and row["train/learning_rate"] == 3e-4
+    assert rows(tmp_path / "a")[2]["train/learning_rate"] == 1e-4
+    journal = [json.loads(line) for line in (tmp_path / "a" / CHANGES).read_text().splitlines()]
+    assert journal == [{"step": row["step"], "set": {"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"}}]
+    began: Any = ps.load(tmp_path / "a").settings
+    assert began.lr == 3e-4  # config.json keeps what the run began with
+
+
+def test_what_resume_is_told_counts_for_more_and_from_then_on(tmp_path: Path) -> None:
+    play(ps.Run(experiment("ppo", tmp_path / "a", steps=256)), {2: {"run.steps": 192, "algo.lr": 1e-4}})
+    with pytest.raises(ConfigError, match="has finished its 192 steps"):
+        ps.resume(tmp_path / "a")
+    assert ps.resume(tmp_path / "a", {"run.steps": 320}).env_steps >= 320
+    run = play(ps.Run.resume(tmp_path / "a", {"run.steps": 400}), {})
+    assert run.result.env_steps >= 400
+    assert run.result.metrics["train/learning_rate"] == 1e-4
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "networks": ({"algo.net.hidden": (9,)}, r"algo\.net\.hidden cannot change"),
+    "net": ({"algo.net": ps.Net()}, r"algo\.net cannot change"),
+    "algo": ({"algo": ps.PPO()}, "algo cannot change"),
+    "optimizer": ({"algo.optimizer": "rmsprop"}, "cannot change"),
+    "slots": ({"sampler.T": 8}, r"sampler\.T cannot change"),
+    "seed": ({"run.seed": 4}, r"of run steps, stop"),
+    "typo": ({"algo.learning_rate": 4}, "it is 'lr' here|'algo.lr'"),
+    "limit": ({"algo.lr": -1.0}, "lr=-1.0; expected more than 0"),
+    "lambda": ({"algo.lr": lambda progress: 1e-3}, "cannot be stored"),
+    "nothing": ({}, "expected settings by path"),
+    "no path": (["algo.lr"], "expected settings by path"),
+    "policy": ({"algo.algos.a.lr": 1.0}, "algos"),
+}
+
+
+def test_what_cannot_change_is_refused_by_name_and_nothing_has_changed(tmp_path: Path) -> None:
+    with ps.Run(experiment("ppo", tmp_path / "a", steps=128)) as run:
+        for it in run:
+            for asked, why in REFUSED.values() if it.itr == 1 else ():
+                with pytest.raises(ConfigError, match=why):
+                    run.set(asked)
+    assert not (tmp_path / "a" / CHANGES).exists()
+    with pytest.raises(ConfigError, match="with of this run is over"):
+        run.set({"algo.lr": 1e-4})
+
+
+def test_the_last_iteration_is_too_late(tmp_path: Path) -> None:
+    with ps.Run(experiment("ppo", tmp_path / "a", steps=60)) as run:
+        for _ in run:
+            with pytest.raises(ConfigError, match="the run has ended at 62 steps"):
+                run.set({"run.steps": 640})
+
+
+def test_alpha_that_is_learned_is_no_number_later(tmp_path: Path) -> None:
+    with ps.Run(experiment("sac-auto", tmp_path / "a", steps=128)) as run:
+        for it in run:
+            if it.itr == 1:
+                with pytest.raises(ConfigError, match="needs other optimizers"):
+                    run.set({"algo.alpha": 0.1})
+
+
+def test_every_run_setting_that_may_change_exists() -> None:
+    exp = ps.Experiment(POLE, PPO)
+    for name in RUN_SETTINGS:
+        changed(exp, {f"run.{name}": getattr(exp.run, name)})
+
+
+def test_a_rate_that_somebody_changed_is_seen_and_told(tmp_path: Path) -> None:
+    def freeze(it: ps.Iteration) -> None:
+        if it.itr == 2:
+            it.policy.optimizers["all"].param_groups[0]["lr"] = 0.0
+
+    with pytest.warns(UserWarning, match=r"'all' has lr 0 in its param_groups, and the settings say 0\.0003"):
+        each(ps.Run(experiment("ppo", tmp_path / "a", steps=300)), freeze)
+    assert [row["train/learning_rate"] for row in rows(tmp_path / "a")] == [3e-4, 3e-4, 0.0, 0.0, 0.0]
+
+
+def test_a_journal_that_somebody_else_wrote_calls_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(ps.Run(experiment("ppo", tmp_path / "a", steps=256)), {2: {"algo.lr": 1e-4}}, 3)
+    monkeypatch.setattr("penstock.run.files.stored_experiment.is_listed", lambda digest: False)
+    monkeypatch.setattr("penstock.run.files.stored_experiment.below_trusted", lambda path: False)
+    row = {"step": 10, "set": {"algo.lr": "os:system"}}
+    (tmp_path / "a" / CHANGES).write_text(json.dumps(row) + "\n")
+    with pytest.raises(CheckpointError, match="os:system"):
+        ps.resume(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "row", ['{"step": 1, "set": 5}', '{"step": 1, "set": {"algo.lr": "no"}}', '{"step": 1, "set": {"x": 1}}']
+)
+def test_a_damaged_journal_is_named(row: str, tmp_path: Path) -> None:
+    play(ps.Run(experiment("ppo", tmp_path / "a", steps=256)), {2: {"algo.lr": 1e-4}}, 3)
+    (tmp_path / "a" / CHANGES).write_text(row + "\n")
+    with pytest.raises((CheckpointError, ConfigError), match=r"changes\.jsonl"):
+        ps.resume(tmp_path / "a")
