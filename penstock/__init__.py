@@ -95,7 +95,9 @@ _WHERE = {
     "as_multi_agent": "penstock.core.batch_parts",
     "check_env": "penstock.envs.check",
     "concat_samples": "penstock.core.batch_parts",
+    "control_agent": "penstock.agents.continuous",
     "cosine": "penstock.core.schedule",
+    "discrete_control_agent": "penstock.agents.discrete_control",
     "exponential": "penstock.core.schedule",
     "launch": "penstock.studies.tune",
     "linear": "penstock.core.schedule",
@@ -112,6 +114,8 @@ _WHERE = {
     "replay_to_dataset": "penstock.run.replays.contents",
     "q_agent": "penstock.agents.q_agent",
     "resume": "penstock.run.loop",
+    "Runs": "penstock.run.plots.run_table",
+    "runs": "penstock.run.plots.run_table",
     "rmsprop": "penstock.learn.optimizers",
     "split_by_episode": "penstock.core.batch_parts",
     "timeslices": "penstock.core.batch_parts",
@@ -145,6 +149,8 @@ if TYPE_CHECKING:
     from penstock import ops as ops
     from penstock.agents.actor_critic import ActorCritic as ActorCritic, Output as Output, actor_critic as actor_critic
     from penstock.agents.agent import Agent as Agent, ExportableAgent as ExportableAgent
+    from penstock.agents.continuous import control_agent as control_agent
+    from penstock.agents.discrete_control import discrete_control_agent as discrete_control_agent
     from penstock.agents.networks import Net as Net
     from penstock.agents.q_agent import QAgent as QAgent, q_agent as q_agent
     from penstock.algos.a2c import A2C as A2C
@@ -223,6 +229,7 @@ if TYPE_CHECKING:
     from penstock.run.loop import Run as Run, resume as resume, train as train
     from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs
+    from penstock.run.plots.run_table import Runs as Runs, runs as runs
     from penstock.run.presets import preset as preset
     from penstock.run.replays.contents import load_replay as load_replay, replay_to_dataset as replay_to_dataset
     from penstock.run.result import Result as Result
@@ -251,7 +258,13 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
+        found = getattr(importlib.import_module(_WHERE[name]), name)
+        if isinstance(found, type) and "__dataclass_fields__" in vars(found):
+            from penstock.core.names.declared import FieldTexts
+
+            if not isinstance(vars(found).get("__doc__"), FieldTexts):
+                found.__doc__ = FieldTexts(found)  # pyright: ignore[reportAttributeAccessIssue]
+        return found
     if name in _MODULES:
         return importlib.import_module(f"penstock.{name}")
     if name[:1] == "_":  # asked for by tools, such as __wrapped__

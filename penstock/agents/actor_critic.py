@@ -12,9 +12,8 @@ from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
 from penstock.agents.images import image_of
-from penstock.agents.mlp import MLP, orthogonal, through
+from penstock.agents.mlp import MLP, orthogonal, out_of, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
-from penstock.agents.precision import in_full
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
@@ -137,13 +136,18 @@ def _state_dependent(plain: ActionHead, features: int, log_std: float) -> StateD
     return StateDependentHead(features, center, half, plain.leaves[0].shape, plain.squash, log_std)
 
 
+def _tail(inputs: int, hidden: tuple[int, ...] | None, net: Net) -> MLP | None:
+    """Layers of an actor or a critic behind a shared body; None without any."""
+    return MLP(inputs, hidden, net.activation, init=net.init) if hidden else None
+
+
 class Body(nn.Module):
     """Encoder and fully connected layers: flat inputs -> [N, size], or [N, outputs] with an output layer."""
 
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, init=net.init)
         self.size = self.mlp.size
         self._identity = self.encoder.is_identity
 
@@ -226,45 +230,65 @@ class ActorCritic(Agent):
         self.spec, self.net = spec, net
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         seen = self.preparation.obs
-        costly = net.is_recurrent or any(x.dtype == "uint8" and image_of(x, net) for x in tree_leaves(seen))
+        one_memory = net.is_recurrent and net.critic_recurrent == "shared"
+        costly = one_memory or any(x.dtype == "uint8" and image_of(x, net) for x in tree_leaves(seen))
         shared = net.shared if net.shared is not None else costly
-        if net.is_recurrent and not shared:
+        if one_memory and not shared:
             raise ConfigError(
-                "net.shared=False with a recurrent net: actor and critic share one memory; use shared=True"
+                "net.shared=False with a recurrent net: actor and critic share one memory; use shared=True, or "
+                "net.critic_recurrent='own'"
             )
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        self.actor = Body(spec, seen, net)
-        self.critic = None if shared else Body(spec, seen, net)
+        self.actor = Body(spec, seen, net if shared else net.of("actor"))
+        self.critic = None if shared else Body(spec, seen, net.of("critic"))
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
+        valued = self.actor.size if self.critic is None else self.critic.size
+        own = net.recurrent != "none" and net.critic_recurrent == "own"
+        self.critic_memory = Memory(net.recurrent, valued, net.recurrent_size) if own else None  # pyright: ignore
         features = self.memory.size if self.memory else self.actor.size
+        valued = features if one_memory else self.critic_memory.size if self.critic_memory is not None else valued
+        self.actor_tail = _tail(features, net.actor_hidden, net) if shared else None
+        self.critic_tail = _tail(valued, net.critic_hidden, net) if shared else None
+        features = self.actor_tail.size if self.actor_tail is not None else features
         head = ActionHead(features, spec.action, net.squash, net.log_std())
         self.head = _state_dependent(head, features, net.log_std()) if net.use_sde else head
-        self.value_head = nn.Linear(features if shared else self.actor.size, 1)
+        self.value_head = nn.Linear(self.critic_tail.size if self.critic_tail is not None else valued, 1)
         orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
         self.value_scale = ValueScale() if normalize_value else None
         self.noise_size = sum(self.head.noise_sizes)
         self.held_noise = HeldNoise(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
 
     def initial_state(self, B: int) -> Tree:
+        if self.critic_memory is not None and self.memory is not None:
+            return {"actor": self.memory.initial_state(B), "critic": self.critic_memory.initial_state(B)}
         return self.memory.initial_state(B) if self.memory else None
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         obs, mask = self._prepared(inputs)
         parts: Any = self._modules  # attribute look-ups on modules are slow
         actor, head = parts["actor"], parts["head"]
-        if self.memory is None:
+        if self.memory is None and self.actor_tail is None:
             params = actor(inputs, obs, head._modules["linear"])
+        elif self.memory is None:
+            params = out_of(self.actor_tail, actor(inputs, obs), head.linear)
         else:
-            features = actor(inputs, obs)
-            out, state = self.memory(features.unsqueeze(0), inputs.first.unsqueeze(0), state)
-            params = head.linear(out[0])
+            features, first = actor(inputs, obs), inputs.first.unsqueeze(0)
+            own = self.critic_memory is not None
+            out, after = self.memory(features.unsqueeze(0), first, state["actor"] if own else state)
+            params = out_of(self.actor_tail, out[0], head.linear)
+            if self.critic_memory is not None:
+                seen = features if self.critic is None else self.critic(inputs, obs)
+                _, valued = self.critic_memory(seen.unsqueeze(0), first, state["critic"])
+                after = {"actor": after, "critic": valued}
+            state = after
         action, logp = dists.acted(head(params, mask), noise)
         return action, {"logp": logp}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
-        if self.critic is None:
-            features, mask = self._shared_features(inputs, state)
-            params, value = in_full(self.head.linear, features), in_full(self.value_head, features)
+        if self.critic is None or self.memory is not None:
+            features, valued, mask = self._features(inputs, state)
+            params = out_of(self.actor_tail, features, self.head.linear)
+            value = out_of(self.critic_tail, valued, self.value_head)
         else:
             obs, mask = self._prepared(inputs)
             params = self.actor(inputs, obs, self.head.linear)
@@ -275,10 +299,11 @@ class ActorCritic(Agent):
         lead = batch.first.shape
         inputs = batch.inputs if self.memory is not None else batch.inputs.flat()
         # Images become four times as large as floats, and all of a batch together fall out of every cache.
-        parts = inputs.split(_IMAGES) if self.memory is None and self.actor.encoder.images else (inputs,)
+        parts = inputs.split(_IMAGES) if self.memory is None and self.actor.encoder.sees_images else (inputs,)
         with torch.no_grad():
-            if self.critic is None:
-                found = [in_full(self.value_head, self._shared_features(x, batch.state)[0]) for x in parts]
+            if self.critic is None or self.memory is not None:
+                features = (self._features(x, batch.state)[1] for x in parts)
+                found = [out_of(self.critic_tail, x, self.value_head) for x in features]
             else:
                 found = [self.critic(x, self._prepared(x)[0], self.value_head) for x in parts]
             return self._scaled((torch.cat(found) if len(found) > 1 else found[0]).reshape(lead))
@@ -298,7 +323,9 @@ class ActorCritic(Agent):
     def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
         if self.critic is None:
             return {}
-        return {"actor": (self.actor, self.head), "critic": (self.critic, self.value_head)}
+        actor = (self.actor, self.memory, self.head)
+        critic = (self.critic, self.critic_memory, self.value_head)
+        return {"actor": [x for x in actor if x is not None], "critic": [x for x in critic if x is not None]}
 
     def terminal(self, batch: SampleBatch) -> Tensor:
         return batch.terminal(self.net.terminal_info)
@@ -311,16 +338,22 @@ class ActorCritic(Agent):
         """Values of the value head's output."""
         return output if self.value_scale is None else self.value_scale(output)
 
-    def _shared_features(self, inputs: Inputs, state: Tree) -> tuple[Tensor, Tensor | None]:
-        """Features of the one body, and the mask: [T, B, ...] if recurrent, else [N, ...]."""
+    def _features(self, inputs: Inputs, state: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features of actor and critic, and the mask: [T, B, ...] if recurrent, else [N, ...] of the one body."""
         if self.memory is None:
             obs, mask = self._prepared(inputs)
-            return self.actor(inputs, obs), mask
-        lead = inputs.first.shape
-        flat = inputs.flat()
+            features = self.actor(inputs, obs)
+            return features, features, mask
+        lead, flat, own = inputs.first.shape, inputs.flat(), self.critic_memory is not None
         obs, mask = self._prepared(flat)
-        out, _ = self.memory(self.actor(flat, obs).reshape(*lead, -1), inputs.first, state, inputs.idle)
-        return out, None if mask is None else mask.reshape(*lead, -1)
+        features = self.actor(flat, obs).reshape(*lead, -1)
+        valued = features if self.critic is None else self.critic(flat, obs).reshape(*lead, -1)
+        out, _ = self.memory(features, inputs.first, state["actor"] if own else state, inputs.idle)
+        if self.critic_memory is not None:
+            valued, _ = self.critic_memory(valued, inputs.first, state["critic"], inputs.idle)
+        elif self.net.critic_recurrent == "shared":
+            valued = out
+        return out, valued, None if mask is None else mask.reshape(*lead, -1)
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:
         """The observation as the networks see it, and the action mask."""

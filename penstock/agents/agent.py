@@ -177,7 +177,8 @@ def follow(target: nn.Module, online: nn.Module, tau: float) -> None:
         raise ConfigError(
             f"a target network has parameters {sorted(own.keys() - followed.keys())[:3]} that its online network "
             f"lacks, and lacks {sorted(followed.keys() - own.keys())[:3]}; expected the same names: do to the target "
-            "what you do to the online network (pruning, parametrisations, other layers), best in agent_fn"
+            "what you do to the online network (pruning, parametrisations, other layers), best in agent_fn; networks "
+            "of your own: ps.q_agent(spec, settings, network=...), ps.control_agent(spec, settings, actor=...)"
         )
     ops.polyak_(list(own.values()), [followed[name] for name in own], tau)
 

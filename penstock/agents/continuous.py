@@ -11,12 +11,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.actor_critic import ActorCriticSettings
 from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
+from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -31,17 +33,48 @@ _LOG_STD = -3.0
 """First log deviation of gSDE's weights, as there."""
 
 
+def control_agent(
+    spec: EnvSpec, settings: ActorCriticSettings, actor: nn.Module | None = None, critics: nn.Module | None = None
+) -> ControlAgent:
+    """The default `agent` of SAC, TD3, DDPG and CQL on boxes, or that agent with networks of your own.
+
+    Args:
+        actor: maps observations [N, *O] to [N, 2 size], means and log deviations before tanh; for TD3 and DDPG to
+            [N, size], the action before tanh. critics: maps observations and actions [N, size] in
+            [-1, 1] to Q [k, N] of k critics. Targets are copies.
+    """
+    gaussian = hasattr(settings, "alpha")
+    return ControlAgent(
+        spec,
+        settings.net,
+        settings.discount,
+        getattr(settings, "critics", 1),
+        "gaussian" if gaussian else "point",
+        type(settings).__name__,
+        target_actor=not gaussian,
+        actor=actor,
+        own_critics=critics,
+    )
+
+
 class Critics(nn.Module):
     """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q."""
 
     def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.stack = StackedMLP(k, self.encoder.size + actions, net.hidden)
+        inputs = self.encoder.size + actions
+        self.stack = StackedMLP(k, inputs, net.hidden, activation=net.activation, init=net.init)
 
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
         return self.stack(torch.cat([features, action], -1)).squeeze(-1)
+
+    def each(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
+        """[k, N, m] of actions [N, m, size], with the features of an observation made once."""
+        features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
+        rows = torch.cat([features.unsqueeze(1).expand(-1, action.shape[1], -1), action], -1)
+        return self.stack(rows.flatten(0, 1)).unflatten(1, action.shape[:2]).squeeze(-1)
 
     def smallest(self, inputs: Inputs, obs: Tree, action: Tensor, of: int | None) -> Tensor:
         """[N] the least Q of the first `of` critics; only the actions get a gradient."""
@@ -56,7 +89,7 @@ class Actor(nn.Module):
     def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None, init=net.init)
         size = self.mlp.size
         self.out = (
             StateDependentOutput(size, outputs // 2, net.log_std(_LOG_STD), _CLIP_MEAN)
@@ -102,6 +135,9 @@ class ControlAgent(Agent):
         kind: Literal["gaussian", "point"],
         algo: str,
         target_actor: bool = False,
+        *,
+        actor: nn.Module | None = None,
+        own_critics: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if net.is_recurrent:
@@ -113,8 +149,19 @@ class ControlAgent(Agent):
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         size = self.box.size
-        self.actor = Actor(spec, net, 2 * size if self._gaussian else size)
-        self.critics = Critics(spec, net, size, critics)
+        if actor is not None and net.use_sde:
+            raise ConfigError("net.use_sde=True with an actor of your own; gSDE needs the built-in one")
+        outputs = 2 * size if self._gaussian else size
+        self.actor: Any = (
+            Actor(spec, net.of("actor"), outputs)
+            if actor is None
+            else own_network("actor", actor, self.preparation.obs, (outputs,))
+        )
+        self.critics: Any = (
+            Critics(spec, net.of("critic"), size, critics)
+            if own_critics is None
+            else own_action_critics(own_critics, self.preparation.obs, size)
+        )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None

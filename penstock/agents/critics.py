@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.agents.mlp import (
+    AnyActivation,
+    InitName,
+    activations,
     affine,
     are_plain,
+    init_weights,
     is_plain,
     onednn_is_faster,
     product,
@@ -32,14 +36,22 @@ _ROWS = 32
 
 
 class StackedMLP(nn.Module):
-    """[N, inputs] -> [k, N, outputs]: k networks of relu layers side by side, each with weights of its own.
+    """[N, inputs] -> [k, N, outputs]: k networks side by side, each with weights of its own.
 
-    On a CPU all of them are one node of the graph, as in `penstock.agents.mlp`, and run one after the other, so that
-    the data of a network stays in the cache, and only outputs and gradients are joined. Elsewhere one matrix product
-    serves all.
+    With relu, on a CPU, all of them are one node of the graph, as in `penstock.agents.mlp`, and run one after the
+    other, so that the data of a network stays in the cache, and only outputs and gradients are joined. Elsewhere one
+    matrix product serves all.
     """
 
-    def __init__(self, k: int, inputs: int, hidden: tuple[int, ...], outputs: int = 1) -> None:
+    def __init__(
+        self,
+        k: int,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int = 1,
+        activation: AnyActivation = "relu",
+        init: InitName = "auto",
+    ) -> None:
         super().__init__()
         widths = (inputs, *hidden, outputs)
         names: list[str] = []
@@ -48,15 +60,33 @@ class StackedMLP(nn.Module):
             for name, shape in ((f"weight_{i}", (k, n, m)), (f"bias_{i}", (k, 1, m))):
                 self.register_parameter(name, nn.Parameter(torch.empty(shape).uniform_(-bound, bound)))
                 names.append(name)
+            for network in range(k if i < len(hidden) else 0):
+                weight, bias = (self.get_parameter(name)[network] for name in names[-2:])
+                init_weights(weight.t(), bias, init)
         self._names = tuple(names)
+        self._tanh = activation == "tanh"
+        self.between = activations(activation, len(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights()
-        if not _runs_fused(x, x, weights):
-            return _written_out(x, weights)
+        if not (self.is_relu and _runs_fused(x, x, weights)):
+            return self.written_out(x, weights)
         if torch.is_grad_enabled():
             return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
         return torch.stack([_outputs(x, network)[-1] for network in _networks(weights)])
+
+    @property
+    def is_relu(self) -> bool:
+        """True if relu follows each hidden layer, for which there are fused paths."""
+        return self.between is None and not self._tanh
+
+    def written_out(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+        """[k, N, outputs] by operations that torch can trace, map over and differentiate as often as asked."""
+        last = len(weights) - 2
+        for i in range(0, last, 2):
+            x = x @ weights[i] + weights[i + 1]
+            x = self.between[i // 2](x) if self.between is not None else x.tanh() if self._tanh else x.relu()
+        return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
     def weights(self) -> list[Tensor]:
         """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
@@ -66,7 +96,8 @@ class StackedMLP(nn.Module):
 
 def hold_temperature(log_alpha: Tensor, settings: Any) -> None:
     """Sets log(alpha) of a soft agent to the settings' `alpha`, unless that is learned ("auto")."""
-    if (alpha := getattr(settings, "alpha", "auto")) != "auto":
+    alpha: Any = getattr(settings, "alpha", "auto")
+    if alpha != "auto":
         log_alpha.data.fill_(math.log(max(alpha, _COLDEST)))
 
 
@@ -78,22 +109,15 @@ def least(stack: nn.Module, features: Tensor, action: Tensor, of: int | None = N
     """
     if not is_plain(stack, StackedMLP):
         return stack(torch.cat([features, action], -1))[:of].squeeze(-1).amin(0)
-    weights = [p.detach()[:of] for p in stack.weights()]  # pyright: ignore
-    if not _runs_fused(features, action, weights):
-        return _written_out(torch.cat([features.detach(), action], -1), weights).squeeze(-1).amin(0)
+    plain: Any = stack
+    weights = [p.detach()[:of] for p in plain.weights()]
+    if not (plain.is_relu and _runs_fused(features, action, weights)):
+        return plain.written_out(torch.cat([features.detach(), action], -1), weights).squeeze(-1).amin(0)
     return _Smallest.apply(features, action, weights)  # pyright: ignore[reportReturnType]
 
 
 def _runs_fused(features: Tensor, action: Tensor, weights: list[Tensor]) -> bool:
     return action.dim() == 2 and action.is_cpu and runs_directly() and are_plain((features, action, *weights))
-
-
-def _written_out(x: Tensor, weights: list[Tensor]) -> Tensor:
-    """[k, N, outputs] by operations that torch can trace, map over and differentiate as often as asked."""
-    last = len(weights) - 2
-    for i in range(0, last, 2):
-        x = (x @ weights[i] + weights[i + 1]).relu()
-    return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
 
 def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:

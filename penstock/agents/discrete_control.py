@@ -13,6 +13,7 @@ from penstock.agents.critics import StackedMLP, hold_temperature
 from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import MLP, surely, through
 from penstock.agents.networks import Encoder, Net
+from penstock.agents.own.networks import own_discrete_critics, own_network
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
@@ -20,16 +21,30 @@ from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree
 
 
+def discrete_control_agent(
+    spec: EnvSpec, settings: Any, actor: nn.Module | None = None, critics: nn.Module | None = None
+) -> DiscreteControlAgent:
+    """The default `agent` of DiscreteSAC, or that agent with networks of your own.
+
+    Args:
+        settings: with `net`, `discount` and `critics`.
+        actor: maps observations [N, *O], without their mask, to logits [N, A]. critics: to Q [k, N, A] of k critics.
+            Targets are copies.
+    """
+    return DiscreteControlAgent(spec, settings.net, settings.discount, settings.critics, actor, critics)
+
+
 class ChoiceNetwork(nn.Module):
-    """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks of relu layers."""
+    """[N, ...] inputs -> [N, actions] (k None: one network), or [k, N, actions] by k networks."""
 
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net, actions: int, k: int | None) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         size = self.encoder.size
-        self.mlp = MLP(size, net.hidden, net.activation) if k is None else None
+        self.mlp = MLP(size, net.hidden, net.activation, init=net.init) if k is None else None
         self.out = nn.Linear(net.hidden[-1] if net.hidden else size, actions) if k is None else None
-        self.stack = StackedMLP(k, size, net.hidden, actions) if k is not None else None
+        stack = None if k is None else StackedMLP(k, size, net.hidden, actions, net.activation, net.init)
+        self.stack = stack
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
@@ -51,7 +66,15 @@ class DiscreteControlAgent(Agent):
 
     warm: Tensor
 
-    def __init__(self, spec: EnvSpec, net: Net, discount: float, critics: int) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        net: Net,
+        discount: float,
+        critics: int,
+        actor: nn.Module | None = None,
+        own_critics: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         if net.is_recurrent:
             raise ConfigError(
@@ -69,8 +92,17 @@ class DiscreteControlAgent(Agent):
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        self.actor = ChoiceNetwork(spec, self.preparation.obs, net, self.actions, None)
-        self.critics = ChoiceNetwork(spec, self.preparation.obs, net, self.actions, critics)
+        seen = self.preparation.obs
+        self.actor = (
+            ChoiceNetwork(spec, seen, net.of("actor"), self.actions, None)
+            if actor is None
+            else own_network("actor", actor, seen, (self.actions,))
+        )
+        self.critics = (
+            ChoiceNetwork(spec, seen, net.of("critic"), self.actions, critics)
+            if own_critics is None
+            else own_discrete_critics(own_critics, seen, self.actions)
+        )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(1))
         self.register_buffer("warm", torch.ones(1))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -36,9 +36,41 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore
 
 from penstock.agents.precision import in_full
+from penstock.core.config import import_object
+from penstock.core.errors import ConfigError
 from penstock.core.machine import cpu_family
 
 Activation = Literal["tanh", "relu"]
+"""Activations of the fused paths, whose derivative is a function of their output."""
+ActivationName = Literal[
+    "tanh", "relu", "gelu", "silu", "swish", "elu", "leaky_relu", "mish", "selu", "softplus", "sigmoid"
+]
+AnyActivation = ActivationName | str | Callable[[], nn.Module]
+"""An activation by its name, or a class of modules or `module:NAME` of one."""
+InitName = Literal[
+    "auto", "orthogonal", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "torch"
+]
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "swish": nn.SiLU,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "mish": nn.Mish,
+    "selu": nn.SELU,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+}
+_INITS: dict[str, Callable[[Tensor], Any]] = {
+    "orthogonal": functools.partial(nn.init.orthogonal_, gain=math.sqrt(2.0)),
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "kaiming_uniform": functools.partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
+    "kaiming_normal": functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"),
+}
 
 LARGE = 4_000_000
 """Multiplications from which oneDNN is the faster one inside whole updates: its calls cost 10 us more."""
@@ -59,32 +91,71 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.zeros_(layer.bias)
 
 
+def init_weights(weight: Tensor, bias: Tensor | None, init: InitName) -> None:
+    """Starts a layer of weights [outputs, inputs, ...] by name, its bias at 0; `torch` leaves it as torch does."""
+    if init in _INITS:
+        _INITS[init](weight.data)
+        if bias is not None:
+            bias.data.zero_()
+
+
+def init_layers(module: nn.Module, init: InitName) -> None:
+    """Starts all Linears and convolutions of a module by name; `auto` leaves them as they are."""
+    for layer in module.modules() if init != "auto" else ():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            layer.reset_parameters()
+            init_weights(layer.weight, layer.bias, init)
+
+
+def activations(activation: AnyActivation, layers: int) -> nn.ModuleList | None:
+    """An activation module for each layer; None for the activations that fused paths know."""
+    if activation in ("tanh", "relu"):
+        return None
+    named = isinstance(activation, str)
+    make: Any = activation if not named else _ACTIVATIONS.get(activation) or import_object(activation)
+    found = [make() for _ in range(layers)]
+    if not all(isinstance(module, nn.Module) for module in found):
+        raise ConfigError(
+            f"net.activation={activation!r} made {type(found[0]).__name__}; expected a class of torch.nn.Module that "
+            "needs no arguments, such as torch.nn.GELU"
+        )
+    return nn.ModuleList(found)
+
+
 class MLP(nn.Module):
     """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation.
 
     Args:
         gain: of orthogonal weights, with zero biases; None for the start of torch's Linear.
+        init: how the weights start instead, by name; auto: by `gain`.
     """
 
     def __init__(
         self,
         inputs: int,
         hidden: tuple[int, ...],
-        activation: Activation = "tanh",
+        activation: AnyActivation = "tanh",
         *,
         gain: float | None = math.sqrt(2.0),
+        init: InitName = "auto",
     ) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip((inputs, *hidden), hidden))
         for layer in self.layers if gain is not None else ():
             orthogonal(layer, gain)  # pyright: ignore[reportArgumentType]
-        self._activation: Activation = activation
+        init_layers(self.layers, init)
+        self._activation: Any = activation
+        self.between = activations(activation, len(self.layers))
 
     def forward(self, x: Tensor, out: nn.Module | None = None) -> Tensor:
         """`out`: an output layer to apply as well; see `through`."""
         layers: Any = self._modules["layers"]  # attribute look-ups on modules cost as much as a small product
-        return run_layers(x, layers._modules.values(), self._activation, out)
+        if (between := self._modules.get("between")) is None:
+            return run_layers(x, layers._modules.values(), self._activation, out)
+        for layer, activation in zip(layers, between):  # pyright: ignore[reportArgumentType]
+            x = activation(layer(x))
+        return x if out is None else in_full(out, x)
 
 
 def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
@@ -93,6 +164,11 @@ def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
         return body.forward(x, out)
     x = body(x)
     return x if out is None else in_full(out, x)
+
+
+def out_of(body: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
+    """`through`, or out(x) where there is no body."""
+    return in_full(out, x) if body is None else through(body, x, out)
 
 
 def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, out: nn.Module | None = None) -> Tensor:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
-from penstock.agents.mlp import Activation, is_plain, orthogonal, run_layers, runs_directly
+from penstock.agents.mlp import ActivationName, InitName, init_layers, is_plain, orthogonal, run_layers, runs_directly
+from penstock.agents.own.encoders import (
+    EncoderFn,
+    check_encoder,
+    module_name,
+    name_at,
+    own_encoders,
+    start_encoders,
+)
 from penstock.core.batch import Inputs
-from penstock.core.config import known_names
+from penstock.core.config import import_object, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, Positive, check_settings
 from penstock.core.spec import LeafSpec, describe
-from penstock.core.tree import Tree, tree_leaves, tree_paths
+from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 
 LARGE = 10_000_000
 """Parameters of a network from which a warning names what makes it smaller; an image of 84 x 84 x 4 makes 1.7e6."""
@@ -34,9 +43,24 @@ class Net:
 
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
-    activation: Activation = "tanh"
-    """Activation between layers. tanh suits policy gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu
-    images."""
+    actor_hidden: tuple[Count, ...] | None = None
+    """Widths of the actor's fully connected layers; None: `hidden`. Where actor and critic share a body, `hidden` is
+    the shared part, and these layers follow it (behind a memory)."""
+    critic_hidden: tuple[Count, ...] | None = None
+    """Like `actor_hidden`, of the critic or critics."""
+    activation: ActivationName | Callable[[], nn.Module] = "tanh"
+    """Activation between fully connected layers, by name or as a class of modules (`module:NAME`). tanh suits policy
+    gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
+    init: InitName = "auto"
+    """How fully connected layers before the outputs, and image networks, start; `torch`: as torch's layers. `auto`: as
+    each algorithm's pages say; output layers always do."""
+    encoder: EncoderFn | str | Mapping[str, EncoderFn | str] | None = None
+    """Encoder of your own: `module:NAME` or a callable, from the observation's spec to a module with an int `features`,
+    which maps observations [N, *O] to [N, features]. A mapping gives one for some keys of a Dict observation."""
+    encoder_weights: str | Mapping[str, str] | None = None
+    """File that the encoder starts from, safetensors or a state dict; a mapping: by key of `encoder`."""
+    encoder_freeze: bool = False
+    """Encoders do not learn, and stay in `eval()`. For a smaller step size of theirs see `lr_scales`."""
     cnn: Literal["auto", "nature", "impala", "minatar"] | tuple[tuple[int, ...], ...] = "auto"
     """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019),
     or layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
@@ -55,6 +79,8 @@ class Net:
     """Memory between body and heads."""
     recurrent_size: Count = 128
     """Width of the memory."""
+    critic_recurrent: Literal["shared", "own", "none"] = "shared"
+    """The critic's memory in PPO, A2C and their kind: the actor's, one of its own, or none."""
     prev_action: bool = False
     """Feed the previous action to the body (one-hot for choices, zeros at an episode's start)."""
     prev_reward: bool = False
@@ -83,6 +109,8 @@ class Net:
     """Key of a recorded env info that targets treat as a terminal state where it is not 0, such as `life_lost`."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.activation, str) and ":" in self.activation:
+            import_object(self.activation)
         check_settings(self, "net.")
         for i, layer in enumerate(self.cnn if isinstance(self.cnn, tuple) else ()):
             if len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0:
@@ -94,11 +122,34 @@ class Net:
             raise ConfigError("net.cnn=() has no layers; expected at least one, or 'auto'")
         if self.clip_reward and self.normalize_reward:
             raise ConfigError("net.clip_reward and net.normalize_reward both change the size of rewards; choose one")
+        if self.critic_recurrent != "shared" and not self.is_recurrent:
+            raise ConfigError(
+                f"net.critic_recurrent={self.critic_recurrent!r} with net.recurrent='none'; expected 'lstm' or 'gru'"
+            )
 
     @property
     def is_recurrent(self) -> bool:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
+
+    def of(self, part: Literal["actor", "critic"]) -> Net:
+        """The settings of a network of its own for the actor or the critic: with its widths as `hidden`."""
+        hidden = self.actor_hidden if part == "actor" else self.critic_hidden
+        return self if hidden is None else replace(self, hidden=hidden)
+
+    def without_key(self, key: str) -> Net:
+        """The settings for observations that lack a key of a Dict."""
+        if not isinstance(self.encoder, Mapping) or key not in self.encoder:
+            return self
+        return replace(self, encoder={name: x for name, x in self.encoder.items() if name != key} or None)
+
+    def refuse_parts(self, algo: str) -> None:
+        """Raises ConfigError if settings of an actor or a critic are given for agents with one network."""
+        given: dict[str, Any] = {"actor_hidden": self.actor_hidden, "critic_hidden": self.critic_hidden}
+        given["critic_recurrent"] = None if self.critic_recurrent == "shared" else self.critic_recurrent
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f"net.{name}={value!r} with {algo}, which has one network; use net.hidden")
 
     def log_std(self, with_sde: float = -2.0) -> float:
         """`log_std_init`; where it is None 0, or `with_sde` where gSDE sums noise over all features."""
@@ -261,8 +312,8 @@ def _small_layers(h: int, w: int) -> tuple[tuple[int, ...], ...]:
 class Encoder(nn.Module):
     """Features [N, size] of an observation tree, with previous action and reward if the net asks for them.
 
-    Vectors pass unchanged, choices as one-hots, bits as floats, and each image (`image_of`) through its own network.
-    The result of one vector alone is that vector.
+    Vectors pass unchanged, choices as one-hots, bits as floats, and each image (`image_of`) through its own network,
+    but for what `net.encoder` takes. The result of one vector alone is that vector.
 
     Args:
         closing: image networks end in the fully connected layer of their paper, if it has one.
@@ -279,16 +330,29 @@ class Encoder(nn.Module):
         self.action_leaves: list[LeafSpec] = tree_leaves(action) if net.prev_action else []
         self.prev_reward = net.prev_reward
         self.images = nn.ModuleDict()
-        self.shown: list[Image | None] = [image_of(leaf, net) for leaf in self.leaves]
-        """Each leaf as an image, None for those that are none."""
+        self.own = nn.ModuleDict()
+        """Encoders of the user's own, by key of a Dict observation; one of the whole observation is `obs`."""
+        encoders = own_encoders(obs, net)
+        self._taken = _taken_leaves(obs, encoders)
+        self.shown: list[Image | None] = [
+            None if i in self._taken else image_of(leaf, net) for i, leaf in enumerate(self.leaves)
+        ]
+        """Each leaf as an image, None for those that are none and those that an own encoder takes."""
         self.paths = tree_paths(obs)
-        require_images(self.leaves, self.shown, net)
+        if not encoders:
+            require_images(self.leaves, self.shown, net)
         self.size = sum(_flat_size(leaf) for leaf in self.action_leaves) + int(net.prev_reward)
-        flat = self.size + sum(_flat_size(leaf) for leaf, image in zip(self.leaves, self.shown) if image is None)
-        _check_layers(flat, obs, net)
+        self.size += sum(int(module.features) for module in encoders.values())  # pyright: ignore[reportArgumentType]
+        plain = [leaf for i, leaf in enumerate(self.leaves) if self.shown[i] is None and i not in self._taken]
+        _check_layers(self.size + sum(map(_flat_size, plain)), obs, net)
+        for number, (key, module) in enumerate(encoders.items()):
+            self.own[module_name(key, number)] = module
         for i, (leaf, shown) in enumerate(zip(self.leaves, self.shown)):
+            if i in self._taken:
+                continue
             if shown is not None:
                 image = image_network(net.cnn, shown.channels, shown.height, shown.width, closing)
+                init_layers(image, net.init)
                 self.images[str(i)] = image
                 self.size += int(image.size)  # pyright: ignore[reportArgumentType]
                 _warn_if_large(image, f"{shown.height} x {shown.width} x {shown.channels}", net)
@@ -304,21 +368,39 @@ class Encoder(nn.Module):
             and one.dtype == "float32"
             and not self.action_leaves
             and not self.prev_reward
+            and not encoders
         )
+        self._encoders = {key: name_at(key, net).partition("=")[2] for key in encoders}
+        if net.encoder_weights is not None or net.encoder_freeze:
+            start_encoders(encoders or {self.paths[int(i)]: image for i, image in self.images.items()}, net)
+        for key, module in encoders.items():
+            check_encoder(key, module, obs if key is None else obs[key], net)  # pyright: ignore[reportIndexIssue]
+
+    @property
+    def sees_images(self) -> bool:
+        """True if rows are large: some part is an image, or an own encoder takes an array of two and more axes."""
+        return bool(self.images) or any(len(self.leaves[i].shape) > 1 for i in self._taken)
 
     def in_words(self) -> dict[str, str]:
-        """By path in the observation: whether each box of two and more axes is treated as an image or as a vector."""
-        boxes = zip(self.paths, self.leaves, self.shown)
-        return {
-            path: f"vector of {leaf.size:,} numbers" if image is None else str(image)
-            for path, leaf, image in boxes
-            if image is not None or (leaf.kind == "box" and len(leaf.shape) > 1)
-        }
+        """By path: own encoders, and whether each box of two and more axes is treated as an image or as a vector."""
+        found: dict[str, str] = {}
+        for i, (path, leaf, image) in enumerate(zip(self.paths, self.leaves, self.shown)):
+            if i in self._taken:
+                if (own := self._taken[i]) is not None:
+                    where = "" if own[1] is None else f"[{own[1]!r}]"
+                    found[where] = f"{self._encoders[own[1]]}, {self.own[own[0]].features} features"
+            elif image is not None or (leaf.kind == "box" and len(leaf.shape) > 1):
+                found[path] = f"vector of {leaf.size:,} numbers" if image is None else str(image)
+        return found
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:
         """Features [N, size] of flat inputs; `obs` is `inputs.obs` after normalisation."""
         parts: list[Tensor] = []
         for i, (leaf, image, x) in enumerate(zip(self.leaves, self.shown, tree_leaves(obs))):
+            if i in self._taken:
+                if (own := self._taken[i]) is not None:
+                    parts.append(self.own[own[0]](obs if own[1] is None else obs[own[1]]))
+                continue
             parts.append(_flat_features(leaf, x) if image is None else self.images[str(i)](image.floats(x)))
         if self.action_leaves:
             opened = inputs.first.unsqueeze(-1)
@@ -363,6 +445,16 @@ def _warn_if_large(image: nn.Module, shape: str, net: Net) -> None:
             f"{shape}; a smaller one is far faster: {_RESIZE}",
             stacklevel=1,  # here, so that an agent's second network says nothing new
         )
+
+
+def _taken_leaves(obs: Tree, encoders: Mapping[str | None, Any]) -> dict[int, tuple[str, str | None] | None]:
+    """The leaves that own encoders take, by number: the first of each encoder with its name and key, others None."""
+    numbered: Any = tree_unflatten(tree_structure(obs), list(range(len(tree_leaves(obs)))))
+    taken: dict[int, tuple[str, str | None] | None] = {}
+    for number, key in enumerate(encoders):
+        first, *others = tree_leaves(numbered if key is None else numbered[key])
+        taken |= {first: (module_name(key, number), key), **dict.fromkeys(others)}
+    return taken
 
 
 def _flat_size(leaf: LeafSpec) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import are_plain, is_plain, mlp_chain, runs_directly
+from penstock.agents.mlp import AnyActivation, activations, are_plain, is_plain, mlp_chain, runs_directly
 
 
 class NoisyLinear(nn.Module):
@@ -58,21 +58,29 @@ class NoisyLinear(nn.Module):
 
 
 class NoisyMLP(nn.Module):
-    """[N, inputs] -> [N, hidden[-1]]: noisy layers, each followed by relu."""
+    """[N, inputs] -> [N, hidden[-1]]: noisy layers, each followed by the activation."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], sigma: float = 0.5) -> None:
+    def __init__(
+        self, inputs: int, hidden: tuple[int, ...], sigma: float = 0.5, activation: AnyActivation = "relu"
+    ) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
         self.layers = nn.ModuleList(NoisyLinear(i, o, sigma) for i, o in zip((inputs, *hidden), hidden))
+        self._activation: Any = activation
+        self.between = activations(activation, len(self.layers))
 
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self.layers)
+        if self.between is not None:
+            for layer, activation in zip(layers, self.between):
+                x = activation(layer(x))
+            return x
         if x.dim() == 2 and runs_directly() and all(is_plain(layer, NoisyLinear) for layer in layers):
             weights: list[Tensor] = [p for layer in layers for p in layer.noised()]
             if are_plain((x, *weights)):
-                return mlp_chain(x, "relu", weights)
+                return mlp_chain(x, self._activation, weights)
         for layer in layers:
-            x = layer(x).relu()
+            x = layer(x).relu() if self._activation == "relu" else layer(x).tanh()
         return x
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent, follow
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP, surely, through
+from penstock.agents.mlp import MLP, out_of, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
-from penstock.agents.precision import in_full
+from penstock.agents.own.networks import own_q_network
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, flattened
@@ -50,9 +50,14 @@ class QSettings(Protocol):
     def records_q(self) -> bool: ...
 
 
-def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
-    """The default `agent` of DQN and R2D1."""
-    return QAgent(
+def q_agent(spec: EnvSpec, settings: QSettings, network: nn.Module | None = None) -> QAgent:
+    """The default `agent` of DQN and R2D1, or that agent with a Q network of your own.
+
+    Args:
+        network: maps observations [N, *O], without their mask, to Q [N, A], or to [N, A, K] atoms or quantiles; for
+            R2D1 a `RecurrentQNetwork`. It replaces what `net` and `dueling` describe; its target is a copy.
+    """
+    agent = QAgent(
         spec,
         settings.net,
         settings.discount,
@@ -64,7 +69,12 @@ def q_agent(spec: EnvSpec, settings: QSettings) -> QAgent:
         ladder=settings.ladder,
         records_q=settings.records_q,
         eps_eval=getattr(settings, "eps_eval", 0.0),
+        network=network,
     )
+    if getattr(settings, "distributional", "none") == "c51":
+        ends: Any = settings
+        agent.atoms = torch.linspace(ends.v_min, ends.v_max, ends.n_atoms)
+    return agent
 
 
 class QNetwork(nn.Module):
@@ -91,7 +101,9 @@ class QNetwork(nn.Module):
         super().__init__()
 
         def layers(inputs: int, hidden: tuple[int, ...]) -> nn.Module:
-            return MLP(inputs, hidden, net.activation, gain=None) if sigma is None else NoisyMLP(inputs, hidden, sigma)
+            if sigma is None:
+                return MLP(inputs, hidden, net.activation, gain=None, init=net.init)
+            return NoisyMLP(inputs, hidden, sigma, net.activation)
 
         def linear(inputs: int, outputs: int) -> nn.Module:
             return nn.Linear(inputs, outputs) if sigma is None else NoisyLinear(inputs, outputs, sigma)
@@ -124,20 +136,16 @@ class QNetwork(nn.Module):
         return self._head(out), state
 
     def _head(self, x: Tensor) -> Tensor:
-        advantage = self._shaped(_stream(self.advantage_stream, x, self.advantage))
+        advantage = self._shaped(out_of(self.advantage_stream, x, self.advantage))
         if self.value is None:
             return advantage
-        value = _stream(self.value_stream, x, self.value)
+        value = out_of(self.value_stream, x, self.value)
         return ops.dueling(
             value if self.outputs == 1 else value.unsqueeze(-2), advantage, dim=-1 if self.outputs == 1 else -2
         )
 
     def _shaped(self, x: Tensor) -> Tensor:
         return x if self.outputs == 1 else x.unflatten(-1, (self.actions, self.outputs))
-
-
-def _stream(layers: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
-    return in_full(out, x) if layers is None else through(layers, x, out)
 
 
 class QAgent(Agent):
@@ -157,6 +165,7 @@ class QAgent(Agent):
             evenly in logarithm from `epsilon_low` up to `epsilon` (rlpyt).
         records_q: record Q of the action and the largest Q, for priorities of fresh rows.
         eps_eval: chance of a random action in evaluations that are deterministic else.
+        network: a Q network of your own; see `q_agent`.
     """
 
     epsilon: Tensor
@@ -179,10 +188,12 @@ class QAgent(Agent):
         ladder: Ladder = "none",
         records_q: bool = False,
         eps_eval: float = 0.0,
+        network: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if net.use_sde:
             raise ConfigError("net.use_sde=True with one choice for an action; gSDE is for boxes, in PPO, A2C and SAC")
+        net.refuse_parts("Q-learning")
         action: Any = spec.action
         if not isinstance(action, LeafSpec) or action.kind != "discrete":
             raise ConfigError(
@@ -202,7 +213,12 @@ class QAgent(Agent):
             body = net if net.is_recurrent else replace(net, hidden=net.hidden[:-1])
             closing = net.is_recurrent or bool(net.hidden)
         sigma = noisy_sigma if noisy else None
-        self.online = QNetwork(spec, self.preparation.obs, body, self.actions, outputs, streams, sigma, closing)
+        seen = self.preparation.obs
+        self.online: Any = (
+            QNetwork(spec, seen, body, self.actions, outputs, streams, sigma, closing)
+            if network is None
+            else own_q_network(network, spec, seen, self.actions, outputs, net.is_recurrent)
+        )
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self._ladder, self._records_q, self.is_noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3

@@ -63,11 +63,16 @@ def find_algo(name: str) -> Any:
     Raises:
         ConfigError: an unknown name (the message says the nearest), or something that has no `build`.
     """
-    if ":" not in name and name not in ALGOS:
-        from penstock.core.names.hints import of_algorithm
-
-        raise ConfigError(f"unknown algorithm {name!r}; {of_algorithm(name, ALGOS)} (one of your own is module:NAME)")
+    require_algo_name(name)
     algo = import_object(ALGOS.get(name, name))
     if not callable(getattr(algo, "build", None)):
         raise ConfigError(f"{name} is {algo!r}; expected a frozen dataclass with build(spec, seed, device), as ps.PPO")
     return algo
+
+
+def require_algo_name(name: str) -> None:
+    """Raises ConfigError, which says the nearest, for a name that is neither built in nor `module:NAME`."""
+    if ":" not in name and name not in ALGOS:
+        from penstock.core.names.hints import of_algorithm
+
+        raise ConfigError(f"unknown algorithm {name!r}; {of_algorithm(name, ALGOS)} (one of your own is module:NAME)")

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from penstock import ops
 from penstock.agents.agent import Agent
-from penstock.agents.continuous import ControlAgent
+from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.agents.distributions import squashed_sample, standard_normal
 from penstock.agents.networks import Net
 from penstock.agents.q_agent import QAgent
-from penstock.core.batch import Inputs, TrainBatch
+from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Number, Positive, Rate, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
@@ -56,7 +56,8 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> TrainBatch:
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> Loss:
     """Critics: (Q - target)^2 / 2 + multiplier * gap (eq. 4). Actor and temperature: SAC's."""
     taken = agent.box.to_unit(x["action"])
-    q, others = q_of(agent, x.inputs, torch.cat([taken.unsqueeze(1), x["proposed"]], 1)).tensor_split([1], 2)
+    actions = torch.cat([taken.unsqueeze(1), x["proposed"]], 1)
+    q, others = agent.critics.each(x.inputs, agent.prepared(x.inputs.obs), actions).tensor_split([1], 2)
     q = q.squeeze(2)
     gap = (others - x["density"]).logsumexp(2) - math.log(others.shape[2]) - q
     totals, metrics = critic_losses(agent, x, cfg, q, gap)
@@ -110,14 +111,6 @@ def critic_losses(
     return totals, metrics
 
 
-def q_of(agent: ControlAgent, inputs: Inputs, action: Tensor) -> Tensor:
-    """[k, N, m] of actions [N, m, size] in [-1, 1], with the features of an observation made once."""
-    obs, critics = agent.prepared(inputs.obs), agent.critics
-    features = obs if critics.encoder.is_identity else critics.encoder(inputs, obs)
-    rows = torch.cat([features.unsqueeze(1).expand(-1, action.shape[1], -1), action], -1)
-    return critics.stack(rows.flatten(0, 1)).unflatten(1, action.shape[:2]).squeeze(-1)
-
-
 def alpha(agent: ControlAgent) -> Tensor:
     """The temperature, without gradient."""
     assert agent.log_alpha is not None
@@ -167,7 +160,7 @@ def agent_fn(spec: EnvSpec, cfg: CQL) -> Agent:
             f"CQL needs a box or one discrete action; the environment takes {describe(spec.action)}: use MARWIL "
             "or BC, which take any"
         )
-    return ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "CQL")
+    return control_agent(spec, cfg)
 
 
 def _agent_with_multiplier(spec: EnvSpec, cfg: CQL) -> Agent:
@@ -222,7 +215,7 @@ class CQL(OffPolicySettings):
     replay: ReplaySettings = ReplaySettings()
     """Replay of the rows played back: how many are kept, and how they are drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` applies to the actor, critics of boxes use relu."""
+    """Networks of the default agent."""
     agent: AgentFn = agent_fn
 
     def __post_init__(self) -> None:

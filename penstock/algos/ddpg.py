@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock import ops
-from penstock.agents.continuous import ControlAgent
+from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Positive, Rate, Weight
 from penstock.core.spec import EnvSpec
@@ -66,7 +66,7 @@ def replay_fn(agent: ControlAgent, cfg: DDPG) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: DDPG) -> ControlAgent:
     """The default agent: a deterministic actor and one critic, with targets of both."""
-    return ControlAgent(spec, cfg.net, cfg.discount, 1, "point", "DDPG", target_actor=True)
+    return control_agent(spec, cfg)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from penstock import ops
-from penstock.agents.discrete_control import DiscreteControlAgent
+from penstock.agents.discrete_control import DiscreteControlAgent, discrete_control_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Chance, Count, Positive, Rate, Whole
 from penstock.core.spec import EnvSpec
@@ -91,7 +91,7 @@ def replay_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: DiscreteSAC) -> DiscreteControlAgent:
     """The default agent: categorical actor and `critics` critics."""
-    return DiscreteControlAgent(spec, cfg.net, cfg.discount, cfg.critics)
+    return discrete_control_agent(spec, cfg)
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,8 @@ def replay_fn(agent: QAgent, cfg: DQN) -> ReplaySchedule:
 
 
 def agent_fn(spec: EnvSpec, cfg: DQN) -> Agent:
-    """The default agent: `q_agent` with the support of C51, where that is chosen."""
-    agent = q_agent(spec, cfg)
-    if cfg.distributional == "c51":
-        agent.atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.n_atoms)
-    return agent
+    """The default agent."""
+    return q_agent(spec, cfg)
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ class DQN(OffPolicySettings):
     max_grad_norm: Bound = 10.0
     """Gradients are scaled down to this norm."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; noisy ones use relu and ignore `activation`."""
+    """Networks of the default agent."""
     agent: AgentFn = agent_fn
 
     def __post_init__(self) -> None:

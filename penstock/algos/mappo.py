@@ -57,17 +57,19 @@ class CentralCriticAgent(Agent):
                 f"net.shared={net.shared}, net.use_sde={net.use_sde} with a critic that sees more than the actor; "
                 "expected net.shared=None or False, and net.use_sde=False"
             )
+        if net.critic_recurrent == "own":
+            raise ConfigError("net.critic_recurrent='own' with MAPPO, whose actor alone has memory; leave it out")
         self.spec, self.net, self.fed = spec, net, net.fed
         acted_on = EnvSpec(without_state(spec.obs), spec.action, spec.agents)
         self.preparation = Preparation(acted_on, net, discount)
         self.central = Preparation(spec, replace(net, normalize_reward=False), discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         self.central_normalizer = self.central.normalizer
-        self.actor = Body(spec, self.preparation.obs, net)
+        self.actor = Body(spec, self.preparation.obs, net.of("actor").without_key(STATE_KEY))
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
         features = self.memory.size if self.memory is not None else self.actor.size
         self.head = ActionHead(features, spec.action, net.squash, net.log_std())
-        self.critic = Body(spec, self.central.obs, net)
+        self.critic = Body(spec, self.central.obs, net.of("critic"))
         self.value_head = nn.Linear(self.critic.size, 1)
         orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
         self.value_scale = ValueScale() if normalize_value else None

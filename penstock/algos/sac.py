@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from penstock import ops
-from penstock.agents.continuous import ControlAgent
+from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Number, Positive, Rate
 from penstock.core.spec import EnvSpec
@@ -98,7 +98,7 @@ def replay_fn(agent: ControlAgent, cfg: SAC) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: SAC) -> ControlAgent:
     """The default agent: squashed Gaussian actor and `critics` critics."""
-    return ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "gaussian", "SAC")
+    return control_agent(spec, cfg)
 
 
 @dataclass(frozen=True)

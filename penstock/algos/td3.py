@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from penstock import ops
-from penstock.agents.continuous import ControlAgent
+from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.agents.distributions import standard_normal
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Count, Limit, Positive, Rate, Weight
@@ -69,7 +69,7 @@ def replay_fn(agent: ControlAgent, cfg: TD3) -> ReplaySchedule:
 
 def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:
     """The default agent: a deterministic actor and `critics` critics, with targets of both."""
-    return ControlAgent(spec, cfg.net, cfg.discount, cfg.critics, "point", "TD3", target_actor=True)
+    return control_agent(spec, cfg)
 
 
 @dataclass(frozen=True)

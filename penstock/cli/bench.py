@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, import_modules, key_values, whole_number
+from penstock.cli.options import Parser, early_id, import_modules, key_values, whole_number
 
 if TYPE_CHECKING:
     from penstock.run.bench.search import Synchronous
@@ -28,11 +28,13 @@ Each candidate collects batches for some seconds, with the environment and the a
 def run(argv: list[str]) -> int:
     """Prints the tables and the recommended setting; returns the exit code."""
     args = _parser().parse_args(argv)
-    from penstock.algos import ALGOS  # it loads numpy, which help does not need
+    from penstock.algos import ALGOS, require_algo_name  # it loads numpy, which help does not need
 
     if args.env in ALGOS and args.algo not in ALGOS:  # the other way round, as it was in 0.1.0
         args.algo, args.env = args.env, args.algo
     import_modules(args.imports, vars(args))
+    require_algo_name(args.algo)
+    early_id(args.env, args.imports)
     from penstock.core.spec import BatchSpec
     from penstock.run.bench.report import print_verdict, trace_sampler
     from penstock.run.bench.search import bench

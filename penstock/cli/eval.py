@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import Parser, played_env, require_one_run, whole_number
+from penstock.cli.options import Parser, played_env, require_run, whole_number
 from penstock.core.errors import ConfigError
 
 _ANY_WIDTH = 100_000
@@ -48,13 +48,15 @@ def run(argv: list[str]) -> int:
         metavar="N",
         help="the same of an exploiter trained for N steps, as a lower bound, in any environment of many agents",
     )
+    parser.rare("--seats", "--exploit", "--exploit-steps", "--video-episodes", "--slots", "--max-steps")
     args = parser.parse_args(argv)
     if args.seats and not args.against:
         raise ConfigError(f"--seats {' '.join(args.seats)} without --against; a run by itself plays all agents")
+    if not args.against:
+        require_run(Path(args.run))
     env, added = played_env(args)
     if args.against:
         return _matches(args, env, added)
-    require_one_run(Path(args.run))
     if args.exploit or args.exploit_steps:
         return _exploit(args, env, added)
     from penstock.run.playing.evaluation import evaluate_run, record_video

@@ -23,6 +23,7 @@ COMMANDS = {
     "launch": "train many runs on this machine: a grid of settings x seeds",
     "tune": "search for settings: trials by a scheduler, on this machine",
     "bench": "measure which sampler is the fastest here",
+    "runs": "list runs with their last numbers",
     "plot": "draw learning curves of runs",
     "envs": "list environment ids",
     "algos": "list algorithms and their presets",
@@ -36,7 +37,8 @@ _HELP = """usage: penstock COMMAND [OPTIONS]
 
 {commands}
 
-`penstock COMMAND --help` explains a command, `penstock train ppo --help` every setting of PPO.
+`penstock COMMAND --help` explains a command, `penstock train ppo --help` the most used
+settings of PPO, and `--help-all` every option.
 Exit codes: 0 done, 1 a run of `launch` or a check of `doctor` failed, output not written, or penstock itself
 (with a traceback), 2 usage or settings, 3 environment, 4 learner, 5 checkpoint, 6 a rank of --run.learners lost,
 129 hang-up, 130 Ctrl-C, 143 SIGTERM.
@@ -65,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 def _ended(args: list[str]) -> int:
     try:
         return _carry_out(args)
-    except SystemExit as end:  # argparse's and tyro's, after help or a message
+    except SystemExit as end:  # argparse's, after help or a message
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import os
+import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,16 +20,43 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser without abbreviations, whose message for an unknown option names the nearest one."""
+    """An ArgumentParser without abbreviations, whose message for an unknown option names the nearest one.
 
-    def __init__(self, command: str, description: str, **kwargs: Any) -> None:
+    Its `--help` shows the most used options, `--help-all` also those that `rare` names.
+
+    Args:
+        add_help: False where the command itself answers --help and --help-all.
+    """
+
+    def __init__(self, command: str, description: str, add_help: bool = True, **kwargs: Any) -> None:
         super().__init__(
             prog=f"penstock {command}",
             description=description,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=False,
             **kwargs,
         )
+        self._rare: set[str] = set()
+        if add_help:
+            self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this")
+            self.add_argument("--help-all", action=_Help, nargs=0, help=argparse.SUPPRESS)
+
+    def rare(self, *options: str) -> None:
+        """Leaves these options out of the short help."""
+        self._rare |= set(options)
+
+    def print_help(self, file: Any = None, whole: bool = False) -> None:
+        """Prints the help, without the rare options unless it is to be whole."""
+        hidden = [] if whole else [a for a in self._actions if self._rare & set(a.option_strings)]
+        texts = [action.help for action in hidden]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        super().print_help(file)
+        for action, text in zip(hidden, texts):
+            action.help = text
+        if hidden:
+            print(f"\n{len(hidden)} more options: --help-all", file=file)
 
     def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -66,7 +95,11 @@ class Parser(argparse.ArgumentParser):
             "--env-options", nargs="+", default=[], metavar="K=V", help="options that every reset of it is given"
         )
         self.add_argument(
-            "--wrappers", nargs="+", default=[], metavar="M:N", help="wrappers as module:qualname, in order"
+            "--wrappers",
+            nargs="*",
+            default=[],
+            metavar="NAME",
+            help="wrappers in order: module:qualname, or Gymnasium's by name, e.g. 'TimeLimit(100)'",
         )
         self.add_argument(
             "--env-drop",
@@ -83,6 +116,7 @@ class Parser(argparse.ArgumentParser):
             metavar="KEY",
             help="key of the info that holds an action mask; '' for none (default: a method action_masks(), if any)",
         )
+        self.rare("--env-options", "--env-drop", "--env-text", "--env-mask")
 
     def add_trust(self, of: str = "RUN") -> None:
         """Adds --trust, which `open_run` and all that opens a run take."""
@@ -99,6 +133,15 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--env", metavar="ID", help="play in another environment (default: that of its evaluations)")
         self.add_environment()
         self.add_trust()
+        self.rare("--trust")
+
+
+class _Help(argparse.Action):
+    """Prints the help of a command and ends."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.print_help(whole=option_string == "--help-all")
+        parser.exit()
 
 
 def _slip_of(option: str, known: Sequence[str]) -> str:
@@ -185,8 +228,38 @@ def import_modules(modules: Sequence[str], words: Any = (), runs: Sequence[str] 
             raise ConfigError(f"--import {module}: {error}; is it installed and on PYTHONPATH?") from error
 
 
-def require_one_run(folder: Path) -> None:
-    """Raises CheckpointError for a folder of runs where one is expected; the message lists them."""
+def require_modules(imports: Sequence[str], words: Sequence[str]) -> None:
+    """Raises ConfigError for an --import, or a `module:NAME`, of a module that is not there; none is loaded."""
+    search_here([*(module.partition(".")[0] for module in imports), *modules_named(words)])
+    import_modules([module for module in imports if _is_missing(module)])
+    for word in words:
+        named = re.match(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*", word)  # a wrapper's arguments may follow
+        if named is not None and _is_missing(named[1]):
+            from penstock.core.config import import_object
+
+            import_object(named[0])
+
+
+def _is_missing(module: str) -> bool:
+    top = module.partition(".")[0]
+    return not top.isidentifier() or (top not in sys.modules and importlib.util.find_spec(top) is None)
+
+
+def early_id(env: str | None, imports: Sequence[str]) -> None:
+    """Raises ConfigError for an id that nothing registers, unless a package still to be imported may do so."""
+    if env is not None and ":" not in env and not imports:
+        from penstock.envs.ids import require_known  # it loads Gymnasium, which knows the ids
+
+        require_known(env)
+
+
+def require_run(folder: Path) -> None:
+    """Raises CheckpointError, before anything is loaded, for a path that is no run; of a folder of runs it lists them.
+
+    What else may be wrong with it, the reader of its config.json says.
+    """
+    if not os.path.exists(folder):
+        raise CheckpointError(f"{folder} is no run directory: there is no such folder")
     if not folder.is_dir() or (folder / "config.json").exists():
         return
     below = sorted(str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.json"))
@@ -197,6 +270,7 @@ def require_one_run(folder: Path) -> None:
 
 def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:
     """The environment that the options of `Parser.add_policy` name, None for the run's own, and what to add to it."""
+    early_id(args.env, args.imports)
     from penstock.envs.make import EnvConfig  # it loads Gymnasium, as help must not
 
     others = getattr(args, "against", [])

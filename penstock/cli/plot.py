@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 import warnings
@@ -10,8 +9,6 @@ from pathlib import Path
 
 from penstock.cli.options import Parser
 from penstock.core.errors import ConfigError
-
-_METRICS = "metrics.jsonl"
 
 
 def run(argv: list[str]) -> int:
@@ -34,9 +31,11 @@ def run(argv: list[str]) -> int:
         "--out", help="picture, .png .pdf or .svg (default: RUN/plots/METRIC.png, of --seeds DIR-plots)"
     )
     args = parser.parse_args(argv)
+    from penstock.run.plots.run_table import run_dirs
+
+    runs = [run for path in args.runs for run in run_dirs(Path(path))]
     from penstock.run.plots.figure import plot_runs, usual_metric
 
-    runs = [run for path in args.runs for run in _run_dirs(Path(path))]
     first = Path(args.runs[0])  # of a train with --seeds, which lie beside it, it need not exist
     folder = first / "plots" if os.path.exists(first) else first.with_name(f"{first.name}-plots")
     metric = args.metric or usual_metric(runs)
@@ -50,15 +49,3 @@ def run(argv: list[str]) -> int:
     for remark in remarks:
         print(f"penstock: {remark.message}", file=sys.stderr)
     return 0
-
-
-def _run_dirs(path: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs below it, else those that `--seeds` made beside it.
-
-    The folder again if there are none.
-    """
-    if os.path.isfile(path / _METRICS):
-        return [path]
-    below = [found.parent for found in path.rglob(_METRICS)]
-    seeds = [found.parent for found in path.parent.glob(f"{glob.escape(path.name)}-s*/{_METRICS}")]
-    return sorted(below) or sorted(run for run in seeds if run.name[len(path.name) + 2 :].isdecimal()) or [path]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from penstock.cli.options import Parser, played_env
+from penstock.cli.options import Parser, played_env, require_run
 
 _EVERY_S = 5.0
 
@@ -28,6 +29,7 @@ def run(argv: list[str]) -> int:
         "--append", action="store_true", help="add to the dataset that is there, or finish a half-written one"
     )
     args = parser.parse_args(argv)
+    require_run(Path(args.run))
     env, added = played_env(args)
     from penstock.run.progress import print_summary
     from penstock.run.recording import record

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from pathlib import Path
 
-from penstock.cli.options import Parser, dotted, import_modules
+from penstock.cli.options import Parser, dotted, import_modules, require_run
 from penstock.core.errors import CheckpointError
 
 _DESCRIPTION = """Goes on with a run from its newest good checkpoint, as if it had never stopped.
@@ -29,11 +30,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--sampler.inner", dest="inner", metavar="NAME", help="another sampler inside it")
     parser.add_trust()
     args, rest = parser.parse_known_args(argv)
-    from penstock.run.experiment import RunConfig
+    from penstock.core.names.declared import declared
 
     names = {"sampler": args.sampler, "sampler.inner": args.inner}
     changes = {path: name for path, name in names.items() if name is not None}
-    changes |= dotted(rest, parser, [f"--run.{f.name}" for f in fields(RunConfig)])
+    changes |= dotted(rest, parser, [f"--run.{f.name}" for f in fields(declared("penstock.run.experiment:RunConfig"))])
+    require_run(Path(args.run))
     import_modules(args.imports, [vars(args), rest], [args.run], args.trust)
     from penstock.cli.train import draw_curve, told_unsaved
     from penstock.run.loop import resume

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, make_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import Parser, dotted, import_modules, key_values, number_from_0
-from penstock.core.errors import ConfigError
+from penstock.cli.options import (
+    Parser,
+    early_id,
+    import_modules,
+    key_values,
+    number_from_0,
+    require_modules,
+    require_run,
+)
+from penstock.cli.values import located, split_options, typed
+from penstock.core.errors import ConfigError, nearest
 from penstock.run.files.inits import of_words, runs_of
 from penstock.run.files.modules import modules_named, search_here
 
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.run.experiment import Experiment
     from penstock.run.presets import Preset
 
+_PARTS = ("algo", "sampler", "run")
 _DESCRIPTION = """Trains an algorithm on an environment and leaves everything in a run directory.
 
 ALGO comes first: ppo, a2c, ... (penstock algos), or module:NAME of your own: a class, or ps.Policies({...}).
@@ -97,6 +107,10 @@ def train_parser() -> Parser:
         "policy: --init a=RUN, or --init c=RUN:b from that run's policy b",
     )
     parser.add_trust("the run of --init, or the file of --config or --preset-file,")
+    parser.rare(
+        "--info-keys", "--env-checks", "--env-state", "--preset-file", "--eval-env", "--eval-env-kwargs",
+        "--algo.agent", "--trust",
+    )  # fmt: skip
     return parser
 
 
@@ -108,11 +122,11 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
 
     Args:
         algo: None with --config, which may name it.
-        args, rest: the result of `train_parser().parse_known_args`. For help alone, --env may be missing.
+        args, rest: the result of `train_parser().parse_known_args`.
 
     Raises:
         ConfigError: an unknown name, or settings that contradict each other.
-        SystemExit: after help, or after a message about a wrong option.
+        SystemExit: after a message about a wrong option.
     """
     import_modules(args.imports, [algo or "", vars(args), list(rest)], runs_of(of_words(args.init)), args.trust)
     # Torch is imported from here on: everything above must stay quick.
@@ -143,12 +157,10 @@ def experiment(algo: str | None, args: Any, rest: Sequence[str]) -> tuple[Experi
     names = {"sampler": None if args.sampler == "auto" else args.sampler, "sampler.inner": args.inner}
     if changes := {**_of_sampler(rest), **{path: name for path, name in names.items() if name is not None}}:
         exp = replace(exp, sampler=placed(exp.sampler_settings, changes)[0])
-    settings = _settings(exp, list(rest))
+    settings = _changed({name: getattr(exp, name) for name in _PARTS}, rest)
     exp = replace(
         exp,
-        algo=settings.algo,
-        sampler=settings.sampler,
-        run=settings.run,
+        **settings,
         env_kwargs={**exp.env_kwargs, **kwargs},
         env_options={**exp.env_options, **key_values(args.env_options, "--env-options")},
         wrappers=(*exp.wrappers, *args.wrappers),
@@ -176,57 +188,94 @@ def seed_list(text: str) -> list[int]:
     return seeds
 
 
-def _settings(exp: Experiment, rest: list[str]) -> Any:
-    """Settings algo, sampler and run with changes by `--algo.X`, `--sampler.X` and `--run.X`."""
-    import tyro
+def check_early(algo: str | None, args: Any, rest: Sequence[str]) -> None:
+    """Finds slips of the pen in a command line before torch is loaded, in settings as they are declared.
 
+    Algorithms and samplers of others, and options of a sampler that a preset may choose, are left to `experiment`.
+
+    Raises:
+        ConfigError, CheckpointError, SystemExit: as `experiment`.
+    """
+    for option, path in (("--config", args.config), ("--preset-file", args.preset_file)):
+        if path is not None and not os.path.exists(path):
+            raise ConfigError(f"{option} {path}: there is no such file")
+    for run in runs_of(of_words(args.init)):
+        require_run(Path(run))
+    for option in ("--env-kwargs", "--env-options", "--eval-env-kwargs"):
+        key_values(getattr(args, option[2:].replace("-", "_")), option)
+    require_modules(args.imports, [word for word in (algo, args.sampler, args.agent, *args.wrappers) if word])
+    if args.config is not None or algo is None:
+        return
+    settings = declared_settings(algo, args.sampler, args.inner)
+    words: list[str] = []
+    for option, values in split_options(rest):
+        if args.sampler is not None or not _of_another_sampler(option, settings):
+            words += [option, *values] if option else values
+    _changed(settings, words)
+    early_id(args.env, args.imports)
+    from penstock.run.experiment import RunConfig
+    from penstock.run.presets import is_full_name, named_preset
+
+    _changed({"run": RunConfig()}, words)
+    if args.preset not in (None, "none") and args.preset_file is None:
+        named_preset(args.preset if is_full_name(args.preset) else f"{algo}/{args.preset}")
+
+
+def _of_another_sampler(option: str, settings: Mapping[str, Any]) -> bool:
+    """True for a setting of a sampler or of several policies that only a preset can have chosen."""
+    from penstock.samplers import samplers_with
+
+    parts = option.removeprefix("--").replace("-", "_").split(".")
+    if located(settings, option) is not None or len(parts) < 2:
+        return False
+    return parts[:2] == ["algo", "algos"] or (parts[0] == "sampler" and bool(samplers_with(parts[1])))
+
+
+def declared_settings(algo: str, sampler: str | None, inner: str | None) -> dict[str, Any]:
+    """The default settings algo, sampler and run as they are declared; those of other packages are left out.
+
+    Raises ConfigError for an unknown name.
+    """
+    from penstock.algos import ALGOS, require_algo_name
+    from penstock.core.names.declared import declared
+    from penstock.samplers import INNER, SAMPLERS
+
+    require_algo_name(algo)
+    settings: dict[str, Any] = {}
+    if algo in ALGOS:
+        settings["algo"] = declared(ALGOS[algo])()
+    name = "serial" if sampler in (None, "auto") else sampler
+    for what, given, known in (("unknown sampler ", name, SAMPLERS), ("sampler.inner=", inner, INNER)):
+        if given is not None and ":" not in given and given not in known:
+            raise ConfigError(f"{what}{given!r}; {nearest(given, known)}")
+    if name in SAMPLERS:
+        settings["sampler"] = declared(SAMPLERS[name])()
+        if inner in INNER and hasattr(settings["sampler"], "inner"):
+            settings["sampler"] = replace(settings["sampler"], inner=declared(SAMPLERS[inner])())
+    return {**settings, "run": declared("penstock.run.experiment:RunConfig")()}
+
+
+def _changed(settings: Mapping[str, Any], rest: Sequence[str]) -> Mapping[str, Any]:
+    """Settings algo, sampler and run, real or declared, with changes by `--algo.X`, `--sampler.X` and `--run.X`.
+
+    Raises:
+        ConfigError: a value that does not fit. SystemExit: after a message about an option that is none of them.
+    """
     from penstock.core.config import override
 
-    parts = ("algo", "sampler", "run")
-    by_path: dict[str, Any] = {}
-    known = [option for name in parts for option in _options(getattr(exp, name), f"--{name}")]
-    classes = [type(getattr(exp, name)) for name in parts]
-    words = [part for word in rest for part in word.split("=", 1)]
-    for option, value in zip(words, words[1:]):
-        if option == "--run.seed" and "," in value:
-            raise ConfigError(f"--run.seed {value}: one run has one seed; for a run with each of them, --seeds {value}")
-    for option in rest:
-        if option.startswith("--") and option != "--help" and option[2:].split(".")[0] not in parts:
-            train_parser().refuse(option, known, classes)
-    if any(option in ("-h", "--help") for option in rest):
-        train_parser().print_help()
-    if hasattr(exp.algo, "algos"):  # several policies, whose settings lie in a dict: tyro has no form for that
-        by_path, rest = _of_policies(rest)
-        parts = ("sampler", "run")
-    nested, rest = _nested(rest)
-    cls = make_dataclass("Settings", [(name, type(getattr(exp, name))) for name in parts], frozen=True)
-    default = cls(**{name: getattr(exp, name) for name in parts})
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
-    numbers = tyro.constructors.ConstructorRegistry()
-    numbers.primitive_rule(_whole_numbers)
-    given, unknown = tyro.cli(
-        cls,
-        args=rest,
-        default=default,
-        prog="penstock train ALGO",
-        config=config,
-        description="Settings:",
-        registry=numbers,
-        return_unknown_args=True,
-    )
-    if unknown:
-        train_parser().refuse(next((word for word in unknown if word.startswith("--")), unknown[0]), known, classes)
-    return override(replace(exp, **{name: getattr(given, name) for name in parts}), {**nested, **by_path})
-
-
-def _of_policies(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of `--algo.algos.ID.X` and other settings of several policies by path; and the other words."""
-    own, others = list[str](), list[str]()
-    mine = False
-    for word in rest:
-        mine = word.startswith("--algo.") if word.startswith("--") else mine
-        (own if mine else others).append(word)
-    return dotted(own, train_parser()), others
+    changes: dict[str, Any] = {}
+    for option, words in split_options(rest):
+        part = option.removeprefix("--").split(".")[0]
+        if part in _PARTS and part not in settings:
+            continue  # of another package, and not loaded yet
+        found = located(settings, option)
+        if found is None or found[0] in settings:
+            known = [path for name in settings for path in options(settings[name], f"--{name}")]
+            train_parser().refuse(option or words[0], known, [type(value) for value in settings.values()])
+        if option == "--run.seed" and "," in (seeds := "".join(words)):
+            raise ConfigError(f"--run.seed {seeds}: one run has one seed; for a run with each of them, --seeds {seeds}")
+        changes[found[0]] = typed(words, found[1], option)
+    return override(settings, changes)
 
 
 def _of_sampler(rest: Sequence[str]) -> dict[str, str]:
@@ -236,60 +285,14 @@ def _of_sampler(rest: Sequence[str]) -> dict[str, str]:
     return {option[2:].replace("-", "_"): value for option, value in pairs if option.startswith("--sampler.")}
 
 
-def _options(settings: Any, path: str) -> list[str]:
+def options(settings: Any, path: str) -> list[str]:
     """The options of a settings dataclass and of those within it, each as `--algo.net.hidden`."""
     found: list[str] = []
     for f in fields(settings):
         value, name = getattr(settings, f.name), f"{path}.{f.name}"
         if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
             for key, below in value.items():
-                found += _options(below, f"{name}.{key}")
+                found += options(below, f"{name}.{key}")
         else:
-            found += _options(value, name) if is_dataclass(value) else [name]
+            found += options(value, name) if is_dataclass(value) else [name]
     return found
-
-
-def _whole_numbers(info: Any) -> Any:
-    """Tyro's rule for `int`: 100000, 1e5 and 100_000 are one number; None for another type."""
-    from tyro.constructors import PrimitiveConstructorSpec
-
-    from penstock.core.config import whole
-
-    if info.type is not int:
-        return None
-
-    def number(words: list[str]) -> int:
-        try:
-            return whole(words[0])
-        except ValueError:
-            raise ValueError(f"{words[0]!r}; expected a whole number, such as 100000, 1e5 or 100_000") from None
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=number,
-        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _nested(rest: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Settings by path that are lists in one word, for which tyro has no form, `64,64` or JSON; and the other words."""
-    nested: dict[str, Any] = {}
-    others: list[str] = []
-    in_one = re.compile(r"--([^=]+=)?(\[.*|\d[\d_]*(,\d[\d_]*)+)")
-    words = [part for word in rest for part in (word.split("=", 1) if in_one.fullmatch(word) else (word,))]
-    for word in words:
-        if not in_one.fullmatch(f"--{word}"):
-            others.append(word)
-            continue
-        option = others.pop() if others else "a list"
-        if not word.startswith("["):
-            word = f"[{word.replace('_', '')}]"
-        try:
-            nested[option.removeprefix("--").replace("-", "_")] = json.loads(word)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{option} {word!r:.200} is no JSON: {error}; expected e.g. '[[32, 8, 4], [64, 4, 2]]'"
-            ) from error
-    return nested, others

@@ -8,7 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.cli.settings import experiment, train_parser
+from penstock.cli.options import Parser, import_modules
+from penstock.cli.settings import check_early, declared_settings, experiment, train_parser
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.run.files.inits import Init, of_words
 
@@ -22,14 +23,14 @@ def run(argv: list[str]) -> int:
     parser = train_parser()
     algo = argv[0] if argv and not argv[0].startswith("-") else None
     args, rest = parser.parse_known_args(argv[algo is not None :])
-    wants_help = any(a in ("-h", "--help") for a in rest)
-    if wants_help and algo is None and args.config is None:
-        parser.print_help()
-        return 0
-    if args.config is None and (algo is None or (args.env is None and not wants_help)):
+    wants_help = any(a in ("-h", "--help", "--help-all") for a in rest)
+    if wants_help:
+        return _help(parser, algo, args, "--help-all" in rest)
+    if args.config is None and (algo is None or args.env is None):
         print(f"penstock train: {_missing(algo, args.env, rest)}\nAll options: penstock train --help", file=sys.stderr)
         return 2
-    if args.sampler != "cpu" or wants_help:
+    check_early(algo, args, rest)
+    if args.sampler != "cpu":
         return _train(algo, args, rest)
     from penstock.processes.fork_client import end_ahead, start_ahead
     from penstock.processes.python import one_thread_environment
@@ -59,6 +60,23 @@ def _train(algo: str | None, args: argparse.Namespace, rest: list[str]) -> int:
     return _train_all(exp, args.seeds or [exp.run.seed], of_words(args.init), args.sampler == "auto", args.trust)
 
 
+def _help(parser: Parser, algo: str | None, args: argparse.Namespace, whole: bool) -> int:
+    """Prints the options of `train`, and with an algorithm its settings; those of a class of one's own are imported."""
+    parser.print_help(whole=whole)
+    if algo is None:
+        return 0
+    from penstock.cli.help import settings_help
+
+    import_modules(args.imports, [algo, args.sampler, args.inner])
+    settings = declared_settings(algo, args.sampler, args.inner)
+    if ":" in algo:
+        from penstock.algos import make_algo
+
+        settings = {"algo": make_algo(algo), **settings}
+    print(settings_help(settings, whole))
+    return 0
+
+
 def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
     """The part that a command line lacks, and a corrected line where its words stand elsewhere."""
     from penstock.algos import ALGOS
@@ -75,6 +93,7 @@ def _missing(algo: str | None, env: str | None, rest: list[str]) -> str:
 def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool, trust: bool) -> int:
     from penstock.run.bench.cache import auto_sampler
     from penstock.run.files.rundir import free_run_dir
+    from penstock.run.files.supplied_arguments import require_storable
     from penstock.run.loop import train
     from penstock.run.plan import Plan
     from penstock.run.result import in_a_line
@@ -83,6 +102,7 @@ def _train_all(exp: Experiment, seeds: list[int], init: Init | None, auto: bool,
         dir_ = f"{exp.run.dir}-s{seed}" if len(seeds) > 1 and exp.run.dir is not None else exp.run.dir
         return replace(exp, run=replace(exp.run, seed=seed, dir=dir_))
 
+    require_storable(exp, "penstock eval, record and resume make it again by what was stored")
     for seed in seeds:  # before the first begins, not hours later
         free_run_dir(of_seed(seed))
     if auto:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import Parser, number_from_0, whole_number
-from penstock.cli.settings import experiment, seed_list, train_parser
-from penstock.core.errors import ConfigError, printable
+from penstock.cli.settings import check_early, experiment, seed_list, train_parser
+from penstock.core.errors import CheckpointError, ConfigError, printable
 from penstock.run.files.inits import Given, of_words
 from penstock.run.files.modules import modules_named, search_here
 
@@ -56,6 +56,7 @@ _OURS = {
 _OF_SEARCH = ("search", "scheduler", "trials", "suggest", "interval", "eta")
 _OF_BEGIN = (*_OF_SEARCH, "grid", "seeds", "metric", "mode", "dir")
 _MOST_LOGS = 10
+_GRID = "algo.lr=1e-3,3e-4 sampler.B=8,16"
 
 
 def run(argv: list[str], name: str = "tune") -> int:
@@ -67,6 +68,17 @@ def run(argv: list[str], name: str = "tune") -> int:
         parser.print_help(sys.stderr)
         print(f"\npenstock {name}: what to train comes first: ALGO, or the DIR of an earlier study", file=sys.stderr)
         return 2
+    again = _is_dir(first, args, rest, parser)
+    if again and not os.path.exists(first):
+        raise CheckpointError(f"{first} holds no study.json: there is no such folder")
+    if not again:
+        from penstock.core.config import split_values  # it loads numpy, which help does not need
+
+        pairs = _pairs(args.grid, "--grid", _GRID)
+        points = [_words(path, value) for path, text in pairs for value in split_values(text)]
+        with _nothing_started(first, rest):
+            for words in points or [[]]:
+                check_early(first, *_of_train(args, [*rest, *words], parser))
     from penstock.studies.slots.slots import check_backend
     from penstock.studies.study_file import stored_modules
     from penstock.studies.tune import locked_study, resume_study
@@ -74,7 +86,7 @@ def run(argv: list[str], name: str = "tune") -> int:
     check_backend(args.backend, args.address, args.cpus, args.parallel)
     given: dict[str, Any] = {"retries": args.retries, "confirm": args.confirm}
     with contextlib.ExitStack() as stack:
-        if again := _is_dir(first, args, rest, parser):
+        if again:
             search_here(stored_modules(Path(first), args.trust))
             study = stack.enter_context(resume_study(Path(first), args.trust, **given))
         else:
@@ -189,7 +201,8 @@ def _search(algo: str, args: Any, rest: Sequence[str], parser: Parser) -> tuple[
 
 def _sweep(algo: str, args: Any, rest: Sequence[str], parser: Parser) -> tuple[list[Experiment], Any, Path, bool]:
     """The experiments of a sweep, its settings, directory and whether `--trust` was given."""
-    from penstock.studies.space import SEED, grid_names, read_space, split_values
+    from penstock.core.config import split_values
+    from penstock.studies.space import SEED, grid_names, read_space
     from penstock.studies.tune import FIXED, check_grid, directory, prepared, sweep_settings
 
     if (wrong := next((name for name in _OF_SEARCH if getattr(args, name) not in (None, [])), None)) is not None:
@@ -200,7 +213,7 @@ def _sweep(algo: str, args: Any, rest: Sequence[str], parser: Parser) -> tuple[l
         name = option.removeprefix("--").split("=")[0]
         if option.startswith("--") and name in ("run.dir", SEED):
             raise ConfigError(f"{option.split('=')[0]}: {FIXED[name]}")
-    grid = {path: split_values(text) for path, text in _pairs(args.grid, "--grid", "algo.lr=1e-3,3e-4 sampler.B=8,16")}
+    grid = {path: split_values(text) for path, text in _pairs(args.grid, "--grid", _GRID)}
     check_grid(grid)
     seeds = tuple(args.seeds or (0,))
     read_space({**grid, SEED: seeds}, grid=True)
@@ -218,10 +231,10 @@ def _sweep(algo: str, args: Any, rest: Sequence[str], parser: Parser) -> tuple[l
 
 def _words(path: str, value: str) -> list[str]:
     """An option as arguments: `--algo.lr 1e-3`; of a value in square brackets `--algo.net.hidden 64 64`."""
-    from penstock.studies.space import split_values
+    from penstock.core.config import split_values
 
     if value.startswith("[") and value.endswith("]"):
-        return [f"--{path}", *split_values(value[1:-1])]
+        return [f"--{path}", *filter(None, split_values(value[1:-1]))]
     return [f"--{path}={value}"] if value.startswith("-") else [f"--{path}", value]
 
 
@@ -244,16 +257,28 @@ def _experiment(algo: str, args: Any, rest: Sequence[str], ours: Parser) -> tupl
 
     Raises or exits as `train` does.
     """
+    found, words = _of_train(args, rest, ours)
+    search_here(modules_named([args.suggest, *args.search]))
+    with _nothing_started(algo, rest):
+        return experiment(algo, found, words)[0], of_words(found.init), found.trust, found.sampler == "auto"
+
+
+def _of_train(args: Any, rest: Sequence[str], ours: Parser) -> tuple[Any, list[str]]:
+    """The options of `penstock train` among these, and those of settings."""
     parser = train_parser()
     found, words = parser.parse_known_args(list(rest))
     if (odd := next((w for w in words if w.startswith("--") and "." not in w.split("=")[0]), None)) is not None:
         ours.refuse(odd, [text for action in parser._actions for text in action.option_strings])
-    if found.env is None and found.config is None:
+    if found.env is None and found.config is None and not any(text.startswith("env=") for text in args.grid):
         raise ConfigError(f"--env is missing: penstock {ours.prog.split()[-1]} ALGO --env ID ...")
     found.trust = found.trust or args.trust
-    search_here(modules_named([args.suggest, *args.search]))
+    return found, words
+
+
+@contextlib.contextmanager
+def _nothing_started(algo: str, rest: Sequence[str]) -> Generator[None]:
     try:
-        return experiment(algo, found, words)[0], of_words(found.init), found.trust, found.sampler == "auto"
+        yield
     except SystemExit:
         print(f"nothing was started; these options are wrong: {algo} {' '.join(rest)}", file=sys.stderr)
         raise
@@ -324,4 +349,5 @@ def _parser(name: str) -> Parser:
         "--confirm", type=number_from_0, default=0, metavar="N", help="then train the best settings with N other seeds"
     )
     parser.add_trust("DIR")
+    parser.rare("--suggest", "--interval", "--eta", "--address", "--cpus", "--retries", "--trust")
     return parser

@@ -25,6 +25,8 @@ _LARGEST = (1 << 63) - 1
 _FINITE = sys.float_info.max
 _MOST_VALUES = 1 << 12
 """Values of one setting, at most."""
+_MARKS = {"class", "import", "tuple", "unstorable"}
+"""Keys of a dict in plain settings that is no dict."""
 _LONGEST = 200
 """Most characters of a value in a message."""
 _NUMBERS = re.compile(r"[\[(]?\s*\d[\d_.e+-]*(\s*,\s*\d[\d_.e+-]*)*\s*,?\s*[\])]?")
@@ -40,12 +42,10 @@ def override(settings: S, changes: Mapping[str, Any]) -> S:
     Raises:
         ConfigError: an unknown path (the message names the nearest), or a value of the wrong type.
     """
-    for path, value in changes.items():
-        settings = _override_one(settings, path.split("."), path, value)
-    return settings
+    return _changed(settings, [(path.split("."), path, value) for path, value in changes.items()])
 
 
-def known_names(cls: type[S], *args: object, **given: object) -> S:
+def _known_names(cls: type[S], *args: object, **given: object) -> S:
     """The `__new__` of settings: refuses names that they do not have before the dataclass's `__init__` does.
 
     Raises:
@@ -58,6 +58,13 @@ def known_names(cls: type[S], *args: object, **given: object) -> S:
 
             raise ConfigError(f"{cls.__name__} has no setting {name!r}; {hint(name, cls)}")
     return object.__new__(cls)
+
+
+# `inspect.signature` leaves out a `__new__` written in C and shows the fields, which is what a notebook asks for.
+if typing.TYPE_CHECKING:
+    known_names = _known_names
+else:
+    known_names = functools.partial(_known_names).__call__
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
@@ -79,6 +86,21 @@ def check_fields(settings: Any, prefix: str = "") -> None:
             object.__setattr__(settings, f.name, meant)
 
 
+def differences(settings: Any) -> str:
+    """Settings as one would write them, without those at their default: `PPO(lr=0.001, net=Net(hidden=(8,)))`."""
+    if isinstance(settings, Mapping):
+        return f"{{{', '.join(f'{key!r}: {differences(value)}' for key, value in settings.items())}}}"
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        return getattr(settings, "__qualname__", None) or repr(settings)
+    said: list[str] = []
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.repr and value != default:
+            said.append(f"{f.name}={differences(value)}")
+    return f"{type(settings).__name__}({', '.join(said)})"
+
+
 def to_plain(value: Any) -> Any:
     """Settings as JSON data. Dataclasses carry their class, functions their import path; see `unstorable`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -92,6 +114,13 @@ def to_plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if type(value) is functools.partial:
+        bound: Any = value
+        plain = {"args": [*map(_argument, bound.args)], "kwargs": _argument(bound.keywords)}
+        called = to_plain(bound.func)
+        if "import" in called:
+            return {**called, **plain}
+        return called if "unstorable" in called else {"unstorable": repr(value)}
     if callable(value):
         path = import_path(value)
         return {"import": path} if path else {"unstorable": getattr(value, "__qualname__", repr(value))}
@@ -100,11 +129,50 @@ def to_plain(value: Any) -> Any:
     return {"unstorable": repr(value)}
 
 
+def _argument(value: Any) -> Any:
+    """An argument of a partial as JSON data, so that a tuple comes back as one."""
+    if type(value) is tuple:
+        return {"tuple": [*map(_argument, value)]}
+    if type(value) is list:
+        return [*map(_argument, value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and not _MARKS & value.keys():
+        return {key: _argument(item) for key, item in value.items()}
+    return {"unstorable": repr(value)} if isinstance(value, Mapping) else to_plain(value)
+
+
+def _from_argument(plain: Any) -> Any:
+    """Inverse of `_argument`."""
+    if isinstance(plain, list):
+        return [*map(_from_argument, plain)]
+    if isinstance(plain, Mapping) and not _MARKS & plain.keys():
+        return {key: _from_argument(item) for key, item in plain.items()}
+    if isinstance(plain, Mapping) and "tuple" in plain:
+        return tuple(map(_from_argument, plain["tuple"]))
+    return from_plain(plain)
+
+
+def unstorable(plain: Any, where: str = "") -> dict[str, str]:
+    """The parts of plain settings that `from_plain` cannot bring back, by dotted path, as messages name them."""
+    if isinstance(plain, list):
+        return {path: said for i, item in enumerate(plain) for path, said in unstorable(item, f"{where}[{i}]").items()}
+    if not isinstance(plain, Mapping):
+        return {}
+    if "unstorable" in plain:
+        return {where: str(plain["unstorable"])}
+    found = {where: "a class that no module names"} if "class" in plain and plain["class"] is None else {}
+    for key, item in plain.items():
+        found |= unstorable(item, f"{where}.{key}".lstrip("."))
+    return found
+
+
 def from_plain(plain: Any) -> Any:
     """Inverse of `to_plain`. Raises ConfigError for a class that is gone, a field it lacks, or unstorable data."""
     if isinstance(plain, Mapping):
         if "import" in plain:
-            return import_object(plain["import"])
+            found = import_object(plain["import"])
+            if "args" not in plain:
+                return found
+            return functools.partial(found, *_from_argument(plain["args"]), **_from_argument(plain["kwargs"]))
         if "unstorable" in plain:
             raise ConfigError(
                 f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again"
@@ -169,31 +237,44 @@ def _of_one(settings: Any, key: str, path: str) -> str:
     return ""
 
 
-def _override_one(settings: Any, keys: list[str], path: str, value: Any) -> Any:
-    key, *rest = keys
+def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
+    """The settings with changes (keys, path, value), all at once: checks of several fields see them together."""
+    changed: dict[str, Any] = {}
+    for key in dict.fromkeys(keys[0] for keys, _, _ in changes):
+        mine = [(keys[1:], path, value) for keys, path, value in changes if keys[0] == key]
+        below = [change for change in mine if change[0]]
+        hint = _hint_at(settings, key, mine[0][1], bool(below))
+        new = settings.get(key, {}) if isinstance(settings, Mapping) else getattr(settings, key)
+        for keys, path, value in mine:
+            new = new if keys else _convert(value, hint, path)
+        if below and new is None:  # such as an affinity, which is None by default
+            choices: list[Any] = [choice for choice in typing.get_args(hint) if dataclasses.is_dataclass(choice)]
+            new = choices[0]() if choices else None
+        changed[key] = _changed(new, below) if below else new
     if isinstance(settings, Mapping):
-        if rest and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
-            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
-        below = _override_one(settings.get(key, {}), rest, path, value) if rest else value
-        return {**settings, key: below}
+        return {**settings, **changed}
+    if not changed:
+        return settings
     if _is_named_tuple(type(settings)):
-        known = list(settings._fields)
-    elif dataclasses.is_dataclass(settings):
-        known = [f.name for f in dataclasses.fields(settings)]
-    else:
+        return settings._replace(**changed)
+    return dataclasses.replace(settings, **changed)
+
+
+def _hint_at(settings: Any, key: str, path: str, below: bool) -> Any:
+    """The type of a setting. Raises ConfigError if there is none of that name."""
+    if isinstance(settings, Mapping):
+        if below and key not in settings and any(map(dataclasses.is_dataclass, settings.values())):
+            raise ConfigError(f"unknown setting {path!r}: there is no {key!r}; {nearest(key, settings)}")
+        return Any
+    if not (_is_named_tuple(type(settings)) or dataclasses.is_dataclass(settings)):
         raise ConfigError(f"{path!r}: nothing lies below {type(settings).__name__} {settings!r}; shorten the path")
-    if key not in known:
+    hints = _hints(type(settings))
+    if key not in getattr(settings, "_fields", ()) and key not in getattr(settings, "__dataclass_fields__", ()):
         from penstock.core.names.hints import hint
 
         said = _of_one(settings, key, path) or hint(key, type(settings))
         raise ConfigError(f"unknown setting {path!r}: {type(settings).__name__} has no {key!r}; {said}")
-    if rest:
-        changed = _override_one(getattr(settings, key), rest, path, value)
-    else:
-        changed = _convert(value, _hints(type(settings))[key], path)
-    if _is_named_tuple(type(settings)):
-        return settings._replace(**{key: changed})  # pyright: ignore[reportAttributeAccessIssue]
-    return dataclasses.replace(settings, **{key: changed})  # pyright: ignore[reportArgumentType]
+    return hints[key]
 
 
 @functools.cache
@@ -309,3 +390,15 @@ def whole(text: str) -> int:
     if abs(found) > _LARGEST:
         raise ValueError(f"{text:.30} takes more than 64 bits")
     return found
+
+
+def split_values(text: str) -> tuple[str, ...]:
+    """The values between commas outside brackets: "linear(1e-3, 0),3e-4" holds two."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return tuple(part.strip() for part in parts)

@@ -93,6 +93,11 @@ def check_settings(settings: Any, prefix: str = "") -> None:
         ConfigError: names the setting, after `prefix`, its value and what was expected.
     """
     check_fields(settings, prefix)
+    check_limits(settings, prefix)
+
+
+def check_limits(settings: Any, prefix: str = "") -> None:
+    """Checks schedules and limits like `check_settings`, but no types."""
     check_schedules(settings)
     for name, limit in _limits(type(settings)).items():
         value = getattr(settings, name)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 
+from penstock.core.config import import_path
+from penstock.core.errors import ConfigError, nearest
+from penstock.core.names.calls import Call, read_call
 from penstock.envs.pettingzoo import is_known_family, is_pettingzoo_id
 
 _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
@@ -15,8 +20,12 @@ _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
 _HOMES = ("gymnasium.envs.", "penstock.envs.", "penstock.tensor_envs.", "ale_py.", "minatar.")
 _MAKERS = ("penstock.envs.toy", "penstock.tensor_envs", "penstock.envs.atari", "penstock.envs.minatar")
 _WRAPPERS = ("gymnasium.wrappers", "penstock.envs.wrappers", "penstock.envs.toy")
+_OWN_WRAPPERS = ("ActionMask", "Conform", "DropKeys", "TextBytes", "WeightedReward", "copy_obs")
+_OF_SHIMMY = "CompatibilityV0"
 _BREAKS = {"penstock.envs.toy.crashes", "penstock.envs.toy.faults"}
 """Environments that kill or stop their process, for tests."""
+_WRITES = {"RecordVideo"}
+"""Wrappers that write files where their arguments say."""
 _SIZES = 10**7
 _WORD = re.compile(r"[\w-]*")
 
@@ -45,11 +54,57 @@ def is_attribute(name: str) -> bool:
     return name not in gym.registry and name.replace(".", "").isidentifier()
 
 
-def is_builtin_wrapper(path: str) -> bool:
-    """True if `module:qualname` is a wrapper of Gymnasium or penstock."""
-    module, _, name = path.partition(":")
+def wrapper_path(name: str) -> str:
+    """The `module:NAME` of a wrapper's short name: penstock's, Gymnasium's, or Shimmy's where that is installed.
+
+    What has a colon stays as it is. Raises ConfigError for any other name.
+    """
+    if ":" in name:
+        return name
+    if name in _OWN_WRAPPERS:
+        return f"penstock.envs.wrappers:{name}"
+    known = [word for word in gym.wrappers.__all__ if word != "vector"]
+    if name in known:
+        return f"gymnasium.wrappers:{name}"
+    if name.endswith(_OF_SHIMMY) and importlib.util.find_spec("shimmy") is not None:
+        return f"shimmy:{name}"
+    module, dot, last = name.rpartition(".")
+    said = f"did you mean '{module}:{last}'?" if dot else nearest(name, [*known, *_OWN_WRAPPERS])
+    raise ConfigError(
+        f"unknown wrapper {name!r}; {said} Short names are those of gymnasium.wrappers, penstock.envs.wrappers and "
+        "shimmy, if it is installed; any other is module:NAME"
+    )
+
+
+def public_path(wrap: Any) -> str | None:
+    """The import path of a wrapper, for one of Gymnasium's that of its short name; None if it cannot be imported."""
+    name = getattr(wrap, "__name__", "")
+    return f"gymnasium.wrappers:{name}" if vars(gym.wrappers).get(name) is wrap else import_path(wrap)
+
+
+def is_builtin_wrapper(wrapper: Any) -> bool:
+    """True if a wrapper, as a file names it, is one of Gymnasium or penstock with harmless arguments.
+
+    Args:
+        wrapper: a name, `NAME(arguments)`, [name, arguments], or a partial as `to_plain` returns it.
+    """
+    try:
+        call = _wrapper_call(wrapper)
+        module, _, name = wrapper_path(call.name).partition(":")
+    except ConfigError:
+        return False
     found = _own(module, name, _WRAPPERS)
-    return isinstance(found, type) and issubclass(found, (gym.Wrapper, gym.vector.VectorWrapper))
+    known = isinstance(found, type) and issubclass(found, (gym.Wrapper, gym.vector.VectorWrapper))
+    known = (known and name not in _WRITES) or (found is not None and name in _OWN_WRAPPERS)
+    return known and harmless_kwarg([call.args, call.kwargs])
+
+
+def _wrapper_call(wrapper: Any) -> Call:
+    if isinstance(wrapper, Mapping):
+        return Call(str(wrapper.get("import")), wrapper.get("args", ()), wrapper.get("kwargs", {}))
+    if isinstance(wrapper, (list, tuple)):
+        return Call(str(wrapper[0]), (), wrapper[1]) if len(wrapper) == 2 else Call("")
+    return read_call(str(wrapper))
 
 
 def harmless_kwarg(value: Any) -> bool:
@@ -63,7 +118,7 @@ def harmless_kwarg(value: Any) -> bool:
         return all(map(harmless_kwarg, value))
     if isinstance(value, int):
         return abs(value) < _SIZES
-    return _WORD.fullmatch(value) is not None if isinstance(value, str) else True
+    return _WORD.fullmatch(value) is not None if isinstance(value, str) else value is None or isinstance(value, float)
 
 
 def _of_a_home(entry_point: Any) -> bool:

@@ -19,8 +19,8 @@ from penstock.envs.conform.values import NOT_YOURS, conform_flag, conform_info, 
 Checks = Literal["sampled", "always", "finite", "off"]
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 _ONE_REWARD = (
-    "add up the objectives, e.g. by --wrappers penstock.envs.wrappers:WeightedReward (weights: "
-    "functools.partial(WeightedReward, weights=(1, 0.1))) or, in MO-Gymnasium, mo_gymnasium.wrappers:LinearReward"
+    "add up the objectives, e.g. by --wrappers penstock.envs.wrappers:WeightedReward (with weights: "
+    "'WeightedReward((1, 0.1))') or, in MO-Gymnasium, mo_gymnasium.wrappers:LinearReward"
 )
 _FOR_EACH = (
     "one for each agent? then it is an environment of many, which needs PettingZoo's API (docs/many-agents.md); else "

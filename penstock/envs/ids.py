@@ -50,7 +50,8 @@ _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name i
 
 OLD_GYM = (
     "that is the old `gym`, which Gymnasium has replaced: `import gymnasium as gym` and derive from gymnasium.Env, or "
-    "convert the environment with shimmy (pip install 'shimmy[gym-v26]' or 'shimmy[gym-v21]')"
+    "convert it by --wrappers GymV26CompatibilityV0 or GymV21CompatibilityV0 (wrappers=) of shimmy (pip install "
+    "'shimmy[gym-v26]' or 'shimmy[gym-v21]')"
 )
 _CLOSE = 0.8
 """Similarity from which an id is a slip of another one; a package's ids resemble those of others."""
@@ -172,6 +173,18 @@ def make_registered(id_: str, **kwargs: Any) -> Any:
     except gym.error.Error as error:
         if id_ in gym.registry:
             raise
+        raise UnknownIdError(id_) from error
+
+
+def require_known(id_: str) -> None:
+    """Raises ConfigError for an id that nothing registers; no environment is made."""
+    if own_factory(id_) is not None or id_ in _shipped:
+        return
+    try:
+        gym.spec(id_)
+    except gym.error.DeprecatedEnv as error:
+        raise ConfigError(str(error)) from error
+    except gym.error.Error as error:
         raise UnknownIdError(id_) from error
 
 

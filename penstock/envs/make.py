@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -24,9 +24,10 @@ from penstock.core.errors import (
     nearest,
     words_of,
 )
+from penstock.core.names.calls import Call, call_text, read_call
 from penstock.core.spec import EnvSpec
 from penstock.envs.agents_wrappers import shown_agents
-from penstock.envs.builtin import is_attribute
+from penstock.envs.builtin import is_attribute, public_path, wrapper_path
 from penstock.envs.contract import Checks
 from penstock.envs.ids import (
     OLD_GYM,
@@ -45,6 +46,7 @@ from penstock.envs.shutdown import close_env
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, give_options, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
+Wrapper: TypeAlias = "str | Callable[..., Any] | tuple[str | Callable[..., Any], Mapping[str, Any]]"
 StateOf: TypeAlias = Literal["", "env", "joint"]
 """A state in every observation: none, the environment's own, or the observations of all agents side by side."""
 
@@ -77,8 +79,10 @@ class EnvConfig:
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `gymnasium.make` or of the callable."""
-    wrappers: tuple[str | Callable[..., Any], ...] = ()
-    """Wrappers, applied in order, the first one innermost: `module:qualname` or callables that take the environment."""
+    wrappers: tuple[Wrapper, ...] = ()
+    """Wrappers, applied in order, the first one innermost: callables that take the environment, `module:qualname`, or
+    a short name of Gymnasium's, Shimmy's or penstock's; with arguments `"FrameStackObservation(stack_size=4)"`,
+    `("FrameStackObservation", {"stack_size": 4})` or a `functools.partial`."""
     info_keys: tuple[str, ...] = ()
     """Keys of the step `info` that are recorded in every batch; each must hold one number."""
     imports: tuple[str, ...] = ()
@@ -120,7 +124,8 @@ class EnvConfig:
                 f"env={self.env!r}; expected a Gymnasium id, module:qualname, or a callable that makes an environment: "
                 "every slot needs its own instance"
             )
-        for name in ("wrappers", "info_keys", "imports", "drop"):
+        object.__setattr__(self, "wrappers", as_wrappers(self.wrappers))
+        for name in ("info_keys", "imports", "drop"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r}; expected a tuple: {name}=({getattr(self, name)!r},)"
@@ -160,15 +165,15 @@ class EnvConfig:
         try:
             factory = self._factory()
             kwargs = {**self.kwargs, "slot": slot} if _asks_slot(factory) and "slot" not in self.kwargs else self.kwargs
-            env = _expect_env(_call(_own(factory), _own(kwargs), what), what)
+            env = _call(_own(factory), _own(kwargs), what)
+            if not any(map(_is_of_shimmy, self.wrappers[:1])):
+                env = _expect_env(env, what)
         except UnknownIdError as error:
             module = self.name.partition(":")[0] if ":" in self.name else ""
             raise ConfigError(unknown_id(error.id_, tuple(filter(None, (*self.imports, module))))) from error
         try:
             for wrapper in self.wrappers:
-                what = f"env wrapper {_name(wrapper)}"
-                wrap = import_object(wrapper) if isinstance(wrapper, str) else wrapper
-                env = _expect_env(_call(functools.partial(_own(wrap), env), {}, what), what)
+                env = _wrapped(env, wrapper)
             env = self._shown(env)
             if self.options:
                 give_options(env, self.options)
@@ -272,6 +277,41 @@ class EnvConfig:
         return own_factory(id_) or functools.partial(make_registered, id_)
 
 
+def as_wrappers(given: Any) -> tuple[str | Callable[..., Any], ...]:
+    """Wrappers as settings hold them: `module:NAME`, `module:NAME(arguments)`, or callables.
+
+    A pair or partial becomes a text if its arguments are literals and what it calls can be imported, so that equal
+    settings are equal and any file can hold them.
+
+    Raises:
+        ConfigError: no tuple or list, an unknown short name, or arguments that are no literals.
+    """
+    if not isinstance(given, (tuple, list)):
+        raise ConfigError(f"wrappers={given!r}; expected a tuple: wrappers=({given!r},)")
+    return tuple(map(_as_wrapper, given))
+
+
+def _as_wrapper(given: Any) -> str | Callable[..., Any]:
+    if isinstance(given, str):
+        call = read_call(given)
+        return call_text(call._replace(name=wrapper_path(call.name))) or given
+    if isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[1], Mapping):
+        wrap, kwargs = given[0], {str(key): value for key, value in given[1].items()}
+        if isinstance(wrap, str):
+            path = wrapper_path(wrap)
+            return call_text(Call(path, (), kwargs)) or functools.partial(import_object(path), **kwargs)
+        given = functools.partial(wrap, **kwargs) if callable(wrap) else given
+    if not callable(given):
+        raise ConfigError(
+            f"wrappers has {given!r:.200}; expected a callable, module:NAME, a short name such as "
+            "'FrameStackObservation(stack_size=4)', or a pair ('FrameStackObservation', {'stack_size': 4})"
+        )
+    bound: Any = given
+    if type(bound) is functools.partial and not bound.args and (path := public_path(bound.func)):
+        return call_text(Call(path, (), bound.keywords)) or given
+    return given
+
+
 def as_env_config(env: EnvConfig | str | Callable[..., Any]) -> EnvConfig:
     """Settings from an id, an import path or a callable; an `EnvConfig` is returned unchanged."""
     return env if isinstance(env, EnvConfig) else EnvConfig(env)
@@ -338,6 +378,41 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
         where = "".join(traceback.format_exception(error))
         said = f"{what} raised {words_of(error)}{given}{_old_gym(error)}"
         raise EnvWorkerError(f"{said}\n{where}") from error
+
+
+def _wrapped(env: Any, wrapper: Any) -> AnyEnv:
+    what = f"env wrapper {_name(wrapper)}"
+    call = Call("")
+    wrap = wrapper
+    if isinstance(wrap, str):
+        call = read_call(wrap)
+        wrap = _call(functools.partial(import_object, call.name), {}, what)
+    args, kwargs = ((), {"env": env}) if _is_of_shimmy(wrapper) else ((env,), {})
+    args, kwargs = (*args, *call.args), {**kwargs, **call.kwargs}
+    _check_arguments(wrap, args, kwargs, what)
+    return _expect_env(_call(functools.partial(_own(wrap), *args, **kwargs), {}, what), what)
+
+
+def _is_of_shimmy(wrapper: Any) -> bool:
+    """True for a wrapper of Shimmy: it wraps no environment of ours, and takes it as `env=`."""
+    return _name(wrapper).startswith(("shimmy:", "shimmy."))
+
+
+def _check_arguments(wrap: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> None:
+    """Raises ConfigError for arguments that a wrapper's signature does not take."""
+    if isinstance(wrap, functools.partial):
+        wrap, args, kwargs = wrap.func, (*wrap.args, *args), {**wrap.keywords, **kwargs}
+    try:
+        signature = inspect.signature(wrap, follow_wrapped=False)
+    except (TypeError, ValueError):  # of builtins without a signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [*signature.parameters][1:]
+        odd = next((name for name in kwargs if name not in names), None)
+        said = f"it takes no {odd!r}; {nearest(odd, names)}" if odd and names else f"{error}"
+        raise ConfigError(f"{what}: {said}; after the environment it takes ({', '.join(names)})") from error
 
 
 def _made_by_id(id_: str, **kwargs: Any) -> Any:

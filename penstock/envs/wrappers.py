@@ -123,7 +123,7 @@ class WeightedReward(gym.Wrapper[Any, Any, Any, Any]):
     """Rewards of several objectives as one number, their weighted sum; of many agents each agent's.
 
     Args:
-        weights: one for each objective; None for the plain sum. `functools.partial(WeightedReward, weights=(1, 0.1))`.
+        weights: one for each objective; None for the plain sum. `wrappers=("WeightedReward((1, 0.1))",)`.
 
     Raises:
         EnvWorkerError: a step gave another number of rewards.

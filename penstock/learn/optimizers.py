@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.learn.algorithm import Loss, Optimizer, Optimizers
+from penstock.learn.algorithm import Loss, Optimizer, OptimizerFn, Optimizers
 
 OptimizerName = Literal["adam", "adamw", "rmsprop"]
 _SMALLEST = sys.float_info.min
@@ -86,6 +87,51 @@ def trainable(agent: Agent) -> list[torch.nn.Parameter]:
             f"{type(agent).__name__} has no trainable parameters; an agent must hold its networks as modules"
         )
     return parameters
+
+
+def scaled_groups(optimizer_fn: OptimizerFn) -> OptimizerFn:
+    """An `optimizer_fn` whose optimizers have a group for each pattern in `settings.lr_scales`.
+
+    A pattern is one of `fnmatch`, of a parameter's whole name in the agent or of its end after a dot, so that
+    `encoder.*` is `actor.encoder.*` too. The first that matches counts.
+    """
+
+    def scaled(agent: Agent, settings: Any) -> Optimizers:
+        optimizers = optimizer_fn(agent, settings)
+        scales: Mapping[str, float] = settings.lr_scales
+        if not scales:
+            return optimizers
+        check_optimizers(optimizers)
+        names = {id(p): name for name, p in agent.named_parameters()}
+        held = [p for x in optimizers.values() for group in x.param_groups for p in group["params"]]
+        by_pattern = {pattern: [id(p) for p in held if _matches(names.get(id(p), ""), pattern)] for pattern in scales}
+        for pattern, matched in by_pattern.items():
+            if not matched:
+                ends = {names[id(p)].rpartition(".")[0] for p in held if id(p) in names}
+                raise ConfigError(
+                    f"lr_scales[{pattern!r}] matches no parameter that an optimizer holds; expected a pattern of their "
+                    f"names or of the ends of these, such as {', '.join(f'{x}.*' for x in sorted(ends)[:4])}"
+                )
+        pattern_of = {x: pattern for pattern in reversed(list(scales)) for x in by_pattern[pattern]}
+        for optimizer in optimizers.values():
+            groups = list(optimizer.param_groups)
+            optimizer.param_groups.clear()
+            for group in groups:
+                parts: dict[str | None, list[Tensor]] = {}
+                for p in group["params"]:
+                    parts.setdefault(pattern_of.get(id(p)), []).append(p)
+                for pattern, parameters in parts.items():
+                    x = 1.0 if pattern is None else scales[pattern]
+                    own = {"params": parameters, "lr": x * group["lr"], "lr_scale": x * group.get("lr_scale", 1.0)}
+                    optimizer.param_groups.append({**group, **own})
+        return optimizers
+
+    return scaled
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """True if a pattern matches a dotted name, or its end after some dot."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
 class NormGroups:
@@ -275,7 +321,7 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) through torch's fused kernel, bit for bit as `torch.optim.Adam`.
 
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
-    process imports torch's compiler, which takes 0.85 s. One group.
+    process imports torch's compiler, which takes 0.85 s. Groups may be parted after it was made, before the first step.
 
     For a unit that no row activates, the running means of gradients shrink by beta1 a step until they are subnormal
     numbers, on which a processor is up to a hundred times slower. So they are flushed to 0.
@@ -310,6 +356,7 @@ class Adam:
             }
         ]
         self._kernel = _ADAMW if decoupled else _ADAM
+        self._params = params  # in whose order the moments are
         self._averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in params]
         self._count = torch.zeros(len(params), device=params[0].device if params else None)
@@ -318,12 +365,20 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         """One update from the parameters' `.grad`; a parameter without one stays as it is."""
-        group = self.param_groups[0]
-        params, averages, squares, steps = group["params"], self._averages, self._squares, self._steps
+        if len(self.param_groups) == 1:
+            self._step(self.param_groups[0], self._averages, self._squares, self._steps)
+            return
+        places = {id(p): i for i, p in enumerate(self._params)}
+        for group in self.param_groups:
+            at = [places[id(p)] for p in group["params"]]
+            self._step(group, *([x[i] for i in at] for x in (self._averages, self._squares, self._steps)))
+
+    def _step(self, group: dict[str, Any], averages: list[Tensor], squares: list[Tensor], steps: list[Tensor]) -> None:
+        params = group["params"]
         held = [i for i, p in enumerate(params) if p.grad is not None]
         if not held:
             return
-        if len(held) == len(params):
+        if len(held) == len(self._count):
             self._count.add_(1.0)
         else:
             params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
@@ -350,8 +405,9 @@ class Adam:
 
     def state_dict(self) -> dict[str, Any]:
         """Steps, moments and settings: tensors and plain Python."""
-        settings = {key: value for key, value in self.param_groups[0].items() if key != "params"}
-        return {"steps": self._steps, "averages": self._averages, "squares": self._squares, "group": settings}
+        own = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        settings: dict[str, Any] = {"group": own[0]} if len(own) == 1 else {"groups": own}
+        return {"steps": self._steps, "averages": self._averages, "squares": self._squares, **settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`. Raises CheckpointError if the parameters are not of the same shapes."""
@@ -364,8 +420,14 @@ class Adam:
         held = [*self._averages, *self._squares, *self._steps]
         for own, stored in zip(held, [*state["averages"], *state["squares"], *state["steps"]]):
             own.copy_(stored)
-        settings = dict(state["group"])
-        self.param_groups[0].update(settings, betas=tuple(settings["betas"]))
+        groups = state["groups"] if "groups" in state else [state["group"]]
+        if len(groups) != len(self.param_groups):
+            raise CheckpointError(
+                f"the stored Adam has {len(groups)} parameter groups; the agent has {len(self.param_groups)}: was "
+                "lr_scales changed?"
+            )
+        for own, settings in zip(self.param_groups, groups):
+            own.update(settings, betas=tuple(settings["betas"]))
 
 
 @contextlib.contextmanager

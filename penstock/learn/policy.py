@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,6 +41,7 @@ from penstock.learn.optimizers import (
     set_gradients,
     sizes_of,
 )
+from penstock.learn.policy_file import save_policy
 from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
@@ -418,7 +420,12 @@ class Policy:
         return generator(self.seed, Purpose.MINIBATCH, self.version)
 
     def predict(
-        self, obs: Tree, state: Tree = None, deterministic: bool = True, prev_reward: float | np.ndarray[Any, Any] = 0.0
+        self,
+        obs: Tree,
+        state: Tree = None,
+        deterministic: bool = True,
+        prev_reward: float | np.ndarray[Any, Any] = 0.0,
+        episode_start: Any = None,
     ) -> Any:
         """The action for one observation or a batch of N, as the environment takes it (boxes clipped).
 
@@ -427,6 +434,8 @@ class Policy:
             state: what the call before returned, None at the start of an episode. Only recurrent policies have one.
             deterministic: the distribution's mode instead of a sample.
             prev_reward: the reward that came with `obs`, for agents that read it.
+            episode_start: bool or [N] bool, rows of `obs` that are the first of an episode: they begin without memory,
+                previous action and reward, whatever `state` holds for them. None: those of a `state` of None.
 
         Returns:
             The action; if the policy is recurrent the pair (action, new state).
@@ -437,7 +446,24 @@ class Policy:
             self._predictions += 1
             return torch.from_numpy(draws[0])
 
-        return predict(self.agent, self.spec, obs, state, prev_reward, None if deterministic else noise)
+        how = None if deterministic else noise
+        return predict(self.agent, self.spec, obs, state, prev_reward, how, episode_start)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes one safetensors file from which `ps.load(path)` makes a policy that acts alone; returns its path.
+
+        It holds networks and normalisers, and in its header the settings and spaces; neither optimizers nor replay.
+
+        Raises:
+            ConfigError: another suffix than .safetensors, or settings without `build`. CheckpointError: it cannot be
+                written.
+        """
+        return save_policy(path, self.algorithm, self.spec, self.seed, self.agent.state_dict())
+
+    def __repr__(self) -> str:
+        count = sum(p.numel() for p in self.agent.parameters())
+        of = f"observation {describe(self.spec.obs)}, action {describe(self.spec.action)}"
+        return f"Policy({type(self.algorithm).__name__}: {of}; {count:,} parameters, {self.updates:,} updates)"
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimizers and counters: plain Python and tensors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
 from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.policy import Policy
+from penstock.learn.policy_file import save_policy
 from penstock.learn.rows.kept import KeptRows
 from penstock.learn.slot_partition import SlotPartition
 
@@ -249,6 +251,12 @@ class PolicySet(Mapping[str, Policy]):
             except ConfigError as error:
                 raise ConfigError(f"policy {name!r}: {error}") from error
         self.comm = comm
+
+    def save(self, path: str | Path) -> Path:
+        """Like `Policy.save`, for all policies. Raises ConfigError for a PolicySet without settings, too."""
+        if self.settings is None:
+            raise ConfigError("policies.save of a PolicySet without settings; save each one: policies[id].save(path)")
+        return save_policy(path, self.settings, self.specs, self._first.seed, self.parameters())
 
     def parameters(self) -> dict[str, Tensor]:
         """Networks and normalisers of all, for `load_parameters`."""

@@ -23,11 +23,13 @@ def predict(
     state: Tree,
     prev_reward: float | np.ndarray[Any, Any],
     noise: Callable[[int], Tensor] | None,
+    episode_start: Any = None,
 ) -> Any:
     """The action, and the new state if the agent has one, as `Policy.predict` returns them.
 
     Args:
         noise: makes uniforms [rows, noise_size]; None for the distribution's mode.
+        episode_start: as `Policy.predict` has it.
     """
     leaves, obs = _shown(agent, spec.obs, obs)
     arrays = _obs_arrays(leaves, obs, "obs")
@@ -44,20 +46,49 @@ def predict(
         x[:n] = arrays[next(index)]
         return torch.from_numpy(x).to(device)
 
-    agent_state, prev_action = state if state is not None else (agent.initial_state(rows), None)
-    if prev_action is None:
-        prev_action = tree_map(
+    def null_action() -> Tree:
+        return tree_map(
             lambda leaf: torch.from_numpy(np.broadcast_to(leaf.null(), (rows, *leaf.shape)).copy()).to(device),
             spec.action,
         )
+
+    agent_state, prev_action = state if state is not None else (agent.initial_state(rows), None)
+    if prev_action is None:
+        prev_action = null_action()
     rewards = torch.zeros(rows, device=device)
     rewards[:n] = torch.as_tensor(np.asarray(prev_reward, np.float32), device=device)
     first = torch.full((rows,), state is None, device=device)
+    if episode_start is not None and state is not None:
+        first[:n] = torch.from_numpy(_starts(episode_start, n)).to(device)
+        agent_state = _begun(first, agent_state, agent.initial_state(rows))
+        prev_action = _begun(first, prev_action, null_action())
+        rewards[first] = 0.0
     with torch.inference_mode():
         inputs = Inputs(tree_map(padded, leaves), prev_action, rewards, first)
         chosen, _, agent_state = agent.act(inputs, agent_state, None if noise is None else noise(rows).to(device))
     action = tree_map(lambda leaf, a: _as_env(leaf, a[:n].cpu().numpy(), single), spec.action, chosen)
     return action if agent_state is None else (action, (agent_state, chosen))
+
+
+def _starts(episode_start: Any, n: int) -> np.ndarray[Any, Any]:
+    """[n] bool of a bool or an array of them. Raises ConfigError for anything else."""
+    starts = np.asarray(episode_start)
+    if starts.dtype != bool or starts.shape not in ((), (n,), (1,)):
+        raise ConfigError(
+            f"predict: episode_start is {starts.dtype}{list(starts.shape)}; expected bool[{n}], True for each row that "
+            "begins an episode"
+        )
+    return np.broadcast_to(starts, (n,)).copy()
+
+
+def _begun(first: Tensor, kept: Tree, begun: Tree) -> Tree:
+    """Rows [N, ...] of `begun` where an episode starts, of `kept` elsewhere."""
+
+    def rows(x: Tensor, y: Tensor) -> Tensor:
+        y = y.to(x.device)
+        return torch.where(first.view(-1, *[1] * (x.ndim - 1)), y, x)
+
+    return tree_map(rows, kept, begun)
 
 
 def _shown(agent: Agent, spec: Tree, obs: Any) -> tuple[Tree, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -14,7 +16,7 @@ from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positi
 from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.optimizers import OptimizerName
+from penstock.learn.optimizers import OptimizerName, scaled_groups
 from penstock.learn.policy import Policy
 from penstock.replay.settings import ReplaySettings
 
@@ -67,6 +69,8 @@ class Settings:
     gradients as L2. None: the optimizer's default, 0.01 with adamw, 0 with the others."""
     adam_eps: NotNegative = 1e-5
     """Added to the divisor of Adam and RMSprop, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
+    lr_scales: Mapping[str, float] | None = None
+    """Step sizes of some parameters, as factors by a pattern of their names: `{"encoder.*": 0.1}`."""
     max_grad_norm: Bound | None = None
     """Gradients are scaled down to this norm, norm group by norm group (`Agent.norm_groups`); None for no limit."""
     net: Net = Net()
@@ -76,6 +80,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for pattern, scale in (self.lr_scales or {}).items():
+            if not 0.0 < scale < math.inf:
+                raise ConfigError(
+                    f"lr_scales[{pattern!r}]={scale}; expected more than 0, finite: encoders that shall not learn are "
+                    "frozen by net.encoder_freeze, others by requires_grad_(False) in an agent function"
+                )
 
     @property
     def batch(self) -> BatchSpec:
@@ -102,7 +112,7 @@ class Settings:
             agent_fn=functions.agent,
             postprocess_fn=functions.postprocess,
             loss_fn=functions.loss,
-            optimizer_fn=functions.optimizer,
+            optimizer_fn=scaled_groups(functions.optimizer),
             replay_fn=functions.replay,
             max_grad_norm=self.max_grad_norm,
             standardize=("advantage",) if getattr(self, "normalize_advantage", False) else (),
@@ -152,4 +162,4 @@ class OffPolicySettings(Settings):
     replay: ReplaySettings = ReplaySettings()
     """Replay: how many rows are kept, and how they are drawn."""
     net: Net = Net(hidden=(256, 256), activation="relu")
-    """Networks of the default agent; `activation` applies to the actor, critics use relu."""
+    """Networks of the default agent."""

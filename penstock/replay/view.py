@@ -27,8 +27,11 @@ class View(Protocol):
     """True if `read` asks `storage.last`."""
     seats: int
     """Adjacent columns that are drawn together, those of one environment: then slots here are environments; else 1."""
-    discount: float
-    """The algorithm's, at present."""
+
+    @property
+    def discount(self) -> float:
+        """The algorithm's, at present."""
+        ...
 
     def set_discount(self, discount: float) -> None:
         """Has returns and weights of targets discounted so from now on."""

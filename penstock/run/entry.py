@@ -9,11 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from penstock.core.config import import_object, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import specs_from_plain
 from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn
+from penstock.learn.policy_file import read_policy_file
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
 from penstock.run.changes import CHANGES, at, known_steps, plain_changes, with_changes, write_change
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
@@ -32,6 +36,8 @@ from penstock.run.files.stored_experiment import (
     prefix_errors,
     read_config,
 )
+from penstock.run.files.supplied_arguments import warn_of_unstorable
+from penstock.run.files.trust import is_trusted, remember
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
@@ -48,6 +54,7 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
         )
     run_dir = free_run_dir(exp)
     _check_each(exp)
+    warn_of_unstorable(exp)
     with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(run_dir, exp.run.dir is not None)
         with RunLock(run_dir):
@@ -107,7 +114,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         if not config.trusted:
             check_batch(exp, config)
             check_processes(exp, config)
-            _policy(config, checkpoint, again)  # networks of forged sizes are refused before any is trained
+            _policy(config, checkpoint.policy, again)  # networks of forged sizes are refused before any is trained
         with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
@@ -173,7 +180,7 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, sto
 
 
 def load(
-    run_dir: str | Path,
+    path: str | Path,
     which: str = "last",
     *,
     agent: AgentFn | None = None,
@@ -181,20 +188,37 @@ def load(
     device: str = "cpu",
     trust: bool = False,
 ) -> LoadedPolicy:
-    """The policy of a run, without its environment: `load("runs/a").predict(obs)`.
+    """The policy of a run or of a file of `policy.save`, without its environment: `load("runs/a").predict(obs)`.
 
     With many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
     `load("runs/a").predict(obs, agent="player_0")`.
 
     Args:
-        which: "last", "best" by evaluation, or the step of a checkpoint.
+        path: a run directory, or a file in .safetensors.
+        which: "last", "best" by evaluation, or the step of a checkpoint; of a run.
         agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
             another one than was stored is refused.
         trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
             own runs (docs/security.md).
     """
     again = Supplied(agent=agent, policy_mapping_fn=policy_mapping_fn)
-    return cast(LoadedPolicy, _load(read_config(Path(run_dir), trust), which, again, device)[0])
+    if Path(path).suffix == ".safetensors":
+        if which != "last":
+            raise ConfigError(f"load({str(path)!r}, which={which!r}); a file holds one policy: leave `which` out")
+        return cast(LoadedPolicy, _of_file(Path(path), again, device, trust))
+    return cast(LoadedPolicy, _load(read_config(Path(path), trust), which, again, device)[0])
+
+
+def _of_file(path: Path, again: Supplied, device: str, trust: bool) -> AnyPolicy:
+    """The policy in a file of `policy.save`, by the rules of a run directory."""
+    file = read_policy_file(path)
+    if trust:
+        remember(path, file.digest)
+    plain = {"algo": file.plain, "run": {"seed": file.seed}}
+    with as_checkpoint_error(path), prefix_errors(path):
+        spec = specs_from_plain(file.spec)
+    vouched = trust or is_trusted(path, file.digest)
+    return _policy(StoredConfig(path, plain, spec, file.digest, vouched), file.parameters, again, device)
 
 
 def open_policy(
@@ -226,19 +250,20 @@ def _load(
     """The policy of a run, and the step of the checkpoint that it is of."""
     stored.algorithm(again)  # first what may not be imported, then what cannot be read
     checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
-    return _policy(stored, checkpoint, again, device), checkpoint.step
+    return _policy(stored, checkpoint.policy, again, device), checkpoint.step
 
 
-def _policy(stored: StoredConfig, checkpoint: Checkpoint, again: Supplied, device: str = "cpu") -> AnyPolicy:
-    """The policy in a checkpoint; one of a stranger's run makes no tensor that is larger than all that are stored."""
+def _policy(stored: StoredConfig, parameters: Mapping[str, Tensor], again: Supplied, device: str = "cpu") -> AnyPolicy:
+    """The policy with these parameters; one of a stranger's makes no tensor that is larger than all that are stored."""
     algo = stored.algorithm(again)
     with as_checkpoint_error(stored.path):
         seed = int(stored.plain["run"]["seed"])
     if stored.trusted:
         policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
     else:
-        limit = limit_tensor_size(checkpoint.policy, stored.path)
+        limit = limit_tensor_size(parameters, stored.path)
         with as_checkpoint_error(stored.path), prefix_errors(stored.path), limit:
             policy = algo.build(stored.spec, seed=seed, device=device)
-    policy.load_parameters(checkpoint.policy)
+    with as_checkpoint_error(stored.path):
+        policy.load_parameters(parameters)
     return policy

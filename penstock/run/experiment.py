@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.algos import ALGOS
-from penstock.core.config import known_names
+from penstock.core.config import differences, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
-from penstock.envs.make import Checks, EnvConfig, StateOf, refuse_made
+from penstock.envs.make import Checks, EnvConfig, StateOf, Wrapper, as_wrappers, refuse_made
 
 if TYPE_CHECKING:
     from penstock.learn.algorithm import Algorithm
@@ -122,7 +122,7 @@ class RunConfig:
             raise ConfigError(f"run.trace={self.trace!r}; expected a name that ends in .json, e.g. trace.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Experiment:
     """Environment, algorithm, sampler and run; `ps.train` trains it."""
 
@@ -138,8 +138,9 @@ class Experiment:
     """Length, seed, evaluation, checkpoints and directory."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environment."""
-    wrappers: tuple[str | Callable[..., Any], ...] = ()
-    """Wrappers of each environment, applied in order: `module:qualname` or callables."""
+    wrappers: tuple[Wrapper, ...] = ()
+    """Wrappers of each environment, applied in order: callables, `module:qualname`, short names, or one of these with
+    arguments, e.g. `("FrameStackObservation", {"stack_size": 4})`; see `EnvConfig.wrappers`."""
     info_keys: tuple[str, ...] = ()
     """Numeric keys of the step `info` to record and log; `is_success` always is."""
     imports: tuple[str, ...] = ()
@@ -169,6 +170,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         refuse_made(self.env)
+        object.__setattr__(self, "wrappers", as_wrappers(self.wrappers))
         check_settings(self)
         if isinstance(self.algo, type) or not (is_dataclass(self.algo) or hasattr(self.algo, "build")):
             hint = f"did you mean {self.algo.__name__}()?" if isinstance(self.algo, type) else "e.g. ps.PPO(lr=3e-4)"
@@ -198,6 +200,9 @@ class Experiment:
                 raise ConfigError(f"{name} is an EnvConfig with evaluation=...; give that as the experiment's eval_env")
         if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
             raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
+
+    def __repr__(self) -> str:
+        return differences(self)
 
     @property
     def env_config(self) -> EnvConfig:

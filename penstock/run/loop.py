@@ -177,6 +177,14 @@ class Run:
         self._phase = _Phase.BETWEEN
         return self
 
+    def __repr__(self) -> str:
+        if self._result is not None:
+            return f"Run({self._result!r})"
+        if self._live is None or self._phase is _Phase.NEW:
+            return "Run(not begun: with ps.Run(exp) as run: ...)"
+        at = f"{self._live.env_steps:,} of {self._live.exp.run.steps:,} steps"
+        return f"Run({title(self._live)}, {at}; {self._live.run_dir})"
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

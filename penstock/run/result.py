@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.agents.networks import Encoder
 from penstock.core.machine import counted
@@ -41,6 +42,16 @@ class Result:
     """The last checkpoint; None if it could not be written."""
     unsaved: str = ""
     """Why it could not."""
+
+    def plot(self, metric: str | None = None) -> Any:
+        """The run's learning curve, over steps and wall time, as a matplotlib Figure that a notebook shows.
+
+        Args:
+            metric: of metrics.jsonl; None: the mean return, of self-play main's Elo.
+        """
+        from penstock.run.plots.figure import plot_runs
+
+        return plot_runs([self.run_dir], metric=metric)
 
     def __repr__(self) -> str:
         parts = [f"{self.env_steps:,} steps", f"stopped by {_stopped_by(self)}"]

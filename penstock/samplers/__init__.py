@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from penstock.core.config import import_object, override, whole
 from penstock.core.errors import ConfigError, nearest
+from penstock.core.names.declared import declared
 
 SAMPLERS = {
     "serial": "penstock.samplers.serial:SerialSampler",
@@ -50,7 +51,7 @@ def find_sampler(name: str) -> Any:
 
 def samplers_with(setting: str) -> list[str]:
     """The names of samplers that have a setting of this name."""
-    return [name for name in SAMPLERS if setting in {f.name for f in fields(find_sampler(name))}]
+    return [name for name, path in SAMPLERS.items() if setting in {f.name for f in fields(declared(path))}]
 
 
 def placed(sampler: Any, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

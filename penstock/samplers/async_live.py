@@ -135,9 +135,13 @@ class AsyncLive(Evaluates):
             for itr in range(max(min(ahead.next, done) - 1, 0), max(done, 1)):
                 self._kept[itr] = [batch.copy() for batch in ahead.buffer(itr)]
         rows = [last_row(batch) for batch in self._kept[max(done - 1, 0)]]
-        most = installed.seating.most_episodes(T)  # that can have begun in the batch that was lost
+        table = os.pread(self._workers.memory_fds[TABLES[0]], 8 * TABLE_WORDS * B, 0)
+        if table:  # it counts also the episodes that workers' deaths have cut, and those that no row shows
+            self._opened = np.maximum(self._opened, np.frombuffer(table, np.int64)[::TABLE_WORDS])
+        else:  # all that can have begun in the batches that wait and in the one that was lost
+            self._opened += (max(done - ahead.next, 0) + 1) * installed.seating.most_episodes(T)
         calls = [list(mine) for mine in self._calls]
-        pool = PoolState.resetting((self._opened + most).tolist(), restarts=done, calls=calls)
+        pool = PoolState.resetting(self._opened.tolist(), restarts=done, calls=calls)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies
         state = LiveState.resetting(
             pool,
@@ -146,7 +150,6 @@ class AsyncLive(Evaluates):
             out_of_bounds={**dict.fromkeys(ids, 0), ids[0]: outside},
             evaluation_calls=self._evaluation_calls[0],
         )
-        self._opened += most
         self._continues = SetInner(state.to_plain(), done)
 
     # The live sampler.

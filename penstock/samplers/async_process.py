@@ -31,7 +31,7 @@ from penstock.workers.shares import SharedMemory
 
 BATCHES, RESULTS, PARAMETERS = 0, 1, 4
 TABLES = (2, 3)
-"""Shared files; the episode tables are those of a SerialPool and of its evaluations."""
+"""Shared files; the episode tables are those of the pool, and of a SerialPool's evaluations."""
 NEWEST, STOP, FIRST = control.ITR, control.MODE, control.T
 """Words of the learner: the newest version, whether an evaluation is to give up, and the number of the first batch."""
 

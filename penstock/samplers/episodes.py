@@ -65,7 +65,7 @@ class AgentEpisodes:
 _PER_AGENT = ("policy", "return_", "length", "discounted_return", "terminated")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Episodes:
     """E finished episodes, by the time they ended, then by slot.
 
@@ -114,6 +114,13 @@ class Episodes:
 
     def __len__(self) -> int:
         return len(self.return_)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Episodes(none)"
+        each = f"return {self.mean_return:,.1f} +- {self.return_.std():,.1f}, length {self.mean_length:,.1f}"
+        more = "".join(f", {name} {value:,.3g}" for name, value in self.reported().items())
+        return f"Episodes({len(self)}: {each}{more})"
 
     def to_plain(self) -> dict[str, Any]:
         """The fields by name, for a message or a checkpoint; `Episodes(**plain)` is the inverse."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -189,7 +190,11 @@ def algo_word(exp: Experiment) -> str:
 
 
 def has_word(exp: Experiment) -> bool:
-    """True if `penstock train ALGO` can name the algorithm: it is made without arguments."""
+    """True if a preset can hold the experiment: the algorithm is made without arguments, and no setting is a partial,
+    for which TOML has no form.
+    """
+    if '"args": ' in json.dumps(to_plain(exp)):
+        return False
     try:
         inspect.signature(type(exp.algo).__init__).bind(exp.algo)  # __new__ takes anything
     except (TypeError, ValueError):

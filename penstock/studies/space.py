@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from penstock.core.config import override, whole
+from penstock.core.config import override, split_values, whole
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import EnvSpec, Specs
 from penstock.learn.policies import for_agents
@@ -222,18 +222,6 @@ def _shapes(exp: Experiment, spec: Specs) -> dict[str, list[int]]:
     """The shape of every tensor of the agent."""
     policy = for_agents(exp.algo, not isinstance(spec, EnvSpec)).build(spec, seed=exp.run.seed)
     return {name: list(getattr(x, "shape", ())) for name, x in parameters(policy).items()}
-
-
-def split_values(text: str) -> tuple[str, ...]:
-    """The values between commas outside brackets: "linear(1e-3, 0),3e-4" holds two."""
-    parts, depth = [""], 0
-    for c in text:
-        depth += (c in "([{") - (c in ")]}")
-        if c == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return tuple(part.strip() for part in parts)
 
 
 def _read(path: str, given: Any) -> Dimension:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.core.config import override, to_plain
+from penstock.core.config import override
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import require_name
 from penstock.core.limits import require_whole
@@ -25,6 +25,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock
 from penstock.run.files.stored_experiment import as_checkpoint_error
+from penstock.run.files.supplied_arguments import require_storable
 from penstock.run.plan import Plan
 from penstock.studies.display import StudyDisplay
 from penstock.studies.pictures import draw_search
@@ -167,11 +168,7 @@ def prepared(exp: Experiment, sweep: bool = False) -> Experiment:
             f"run.stop={dict(exp.run.stop)} in a search, whose trials are compared after equal steps; leave it out: "
             "the scheduler ends those that are not worth going on with"
         )
-    if (lost := _unstorable(to_plain(exp))) is not None:
-        raise ConfigError(
-            f"{lost} cannot be stored, and each trial is a process of its own; move it to the top of a module that "
-            "can be imported, or name it module:qualname"
-        )
+    require_storable(exp, "each trial is a process of its own")
     sampler = exp.sampler_settings
     if exp.sampler == "auto":  # which each run of a sweep measures on its own CPUs
         sampler = "auto" if sweep else Plan.of(exp).exp.sampler
@@ -395,16 +392,3 @@ def result_of(study: Study, stopped: int | None = None) -> StudyResult:
         confirmed={c.seed: c.score for c in study.confirming},
         stopped_by="trials" if stopped is None else signal.Signals(stopped).name,
     )
-
-
-def _unstorable(plain: Any) -> str | None:
-    """Settings of a plain experiment that were not stored."""
-    if isinstance(plain, Mapping):
-        if "unstorable" in plain:
-            return str(plain["unstorable"])
-        if "class" in plain and plain["class"] is None:
-            return "a class that cannot be imported"
-        return next((lost for item in plain.values() if (lost := _unstorable(item)) is not None), None)
-    if isinstance(plain, list):
-        return next((lost for item in plain if (lost := _unstorable(item)) is not None), None)
-    return None

@@ -273,6 +273,9 @@ class ProcessPool(EnvPool):
                     out[slots] = mine
         return out
 
+    def newest_episodes(self) -> Ints:
+        return self.episode_table[:, 0].copy()
+
     def get_state(self) -> PoolState:
         episode_table = self.episode_table.tolist()
         whole = PoolState.resetting(  # of slots without a worker

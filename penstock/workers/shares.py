@@ -36,14 +36,14 @@ class WatchedMemory(Protocol):
 
 
 class SharedMemory(NamedTuple):
-    """Shared memory of a parent process, into which this process's sampler writes batches and activity."""
+    """Shared memory of a parent process, into which this process's sampler writes batches, episodes and activity."""
 
     memory_fd: int
     """Descriptor of the file that holds the batches."""
     activity: Any
     """Six words in which a SerialPool notes the activity of its environments."""
     episode_tables: tuple[int, int] = (-1, -1)
-    """Descriptors of files for the episode tables of a SerialPool and of its evaluations."""
+    """Descriptors of files for the episode table of its pool, and for that of a SerialPool's evaluations."""
 
     def episode_table(self, B: int, evaluation: bool = False) -> Any:
         """[B, TABLE_WORDS] int64: a SerialPool's episode table, at the start of its file, where the parent reads it."""

@@ -59,8 +59,8 @@ class Workers:
         step_timeout_s: longest time without progress. start_timeout_s: the same while environments are made.
         computing: processes that compute at a time, which decides whether waiters yield.
         module: that the processes run. forked_with: modules that a process imports to fork them of; with none each is a
-            fresh interpreter. shared: a parent process's memory for the training batches, and its watch over
-            this process, which sees from here that the wait for workers goes on; None if there is none.
+            fresh interpreter. shared: a parent process's memory for training batches and their episode table, and its
+            watch over this process, which sees from here that the wait for workers goes on; None if there is none.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class Workers:
         self.event = Event()
         self.memory_fds = [open_memory(f"memory_fd-{i}") for i in range(SHARED_FILES)]
         if shared is not None:
-            os.dup2(shared.memory_fd, self.memory_fds[0], inheritable=False)
+            for mine, theirs in zip(self.memory_fds, (shared.memory_fd, shared.episode_tables[0])):
+                os.dup2(theirs, mine, inheritable=False)
         self._activity: Any = [0] * control.ACTIVITY_WORDS if shared is None else shared.activity
         mark = new_mark()
         forks = ForkServer(mark, forked_with, start_timeout_s) if forked_with else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.algos import ALGOS
 from penstock.cli.main import COMMANDS
 from penstock.core import VERSION
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError, NonFiniteError
@@ -16,7 +18,7 @@ from tests.cli.short import QUIET, Cli
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """What makes it quick: 0.5 s is the bar, and torch alone takes longer. tyro and gymnasium are left out as well."""
+    """What makes it quick: 0.5 s is the bar, and torch alone takes longer. gymnasium is left out as well."""
     code = f"""
 import sys
 from penstock.cli.main import main
@@ -26,7 +28,7 @@ for argv in [[], ["--help"], ["-h"], ["help"], ["--version"], *([c, "--help"] fo
     except SystemExit as error:
         code = error.code
     assert code in (0, None), (argv, code)
-    heavy = {{"torch", "tyro", "gymnasium", "numpy", "matplotlib", "rich"}} & set(sys.modules)
+    heavy = {{"torch", "gymnasium", "numpy", "matplotlib", "rich"}} & set(sys.modules)
     assert not heavy, (argv, heavy)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
@@ -108,7 +110,7 @@ WRONG = {
     "run's option": (["train", "ppo", "--env", "CartPole-v1", "--run.stps", "1"], 2, "--run.steps?"),
     "sampler's option": (["train", "ppo", "--env", "CartPole-v1", "--sampler.BB", "1"], 2, "--sampler.B?"),
     "left over": (["train", "ppo", "--env", "CartPole-v1", "extra"], 2, "extra"),
-    "type": (["train", "ppo", "--env", "CartPole-v1", "--run.steps", "many"], 2, "--run.steps"),
+    "type": (["train", "ppo", "--env", "CartPole-v1", "--run.steps", "many"], 2, "run.steps='many'"),
     "value": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--run.keep", "0"], 2, "keep=0"),
     "schedule": (["train", "ppo", "--env", "CartPole-v1", *QUIET, "--algo.lr", "linear(1"], 2, "linear(start, end"),
     "choice": (["train", "ppo", "--env", "CartPole-v1", "--env-checks", "alway"], 2, "'always'"),
@@ -134,7 +136,8 @@ WRONG = {
     "resume's value": (["resume", "nowhere", "--run.steps"], 2, "--run.steps has 0 values"),
     "eval nothing": (["eval", "nowhere"], 5, "nowhere is no run directory"),
     "eval's option": (["eval", "nowhere", "--episods", "3"], 2, "--episodes"),
-    "plot nothing": (["plot", "nowhere"], 2, "nothing to plot in nowhere"),
+    "plot nothing": (["plot", "nowhere"], 2, "no run in nowhere"),
+    "runs of nothing": (["runs", "nowhere"], 2, "no run in nowhere"),
     "plot's option": (["plot", "nowhere", "--metrc", "x"], 2, "--metric"),
     "launch nothing": (["launch"], 2, "ALGO, or the DIR"),
     "launch without env": (["launch", "ppo", "--dir", "x"], 2, "--env is missing"),
@@ -169,6 +172,57 @@ WRONG = {
     "no such env": (["envs", "zzz"], 2, "--import"),
     "algos' option": (["algos", "--x"], 2, "unknown option --x"),
 }  # fmt: skip
+
+
+NEEDS_TORCH = {
+    "another's preset", "ratio", "name in a module", "no algorithm in a module", "device", "env's own error",
+    "launch a search", "a sweep and a search", "launch value twice", "launch seed in grid", "launch seed", "launch run.dir",
+    "launch slots", "launch auto", "bench's device", "bench's trace",
+}  # fmt: skip
+"""Settings that contradict each other, and what only the thing itself can tell; slips of the pen are not among them."""
+QUICK = {
+    **{case: argv for case, (argv, _, _) in WRONG.items() if case not in NEEDS_TORCH},
+    **{f"help of {name}": ["train", name, "--help"] for name in ALGOS},
+    "whole help": ["train", "ppo", "--help-all"],
+    "help of a sampler": ["train", "dqn", "--sampler", "async", "--sampler.inner", "cpu", "--help"],
+    "record nothing": ["record", "nowhere", "--dataset", "x"],
+    "replay nothing": ["replay", "info", "nowhere"],
+    "config nothing": ["train", "--config", "nowhere.toml"],
+    "preset file nothing": ["train", "ppo", "--env", "CartPole-v1", "--preset-file", "nowhere.toml"],
+}
+KNOWS_IDS = {
+    "environment", "preset", "preset's algorithm", "run directory without a name", "trace", "bench's environment",
+    "no such env", "launch's environment", "launch's value",
+}  # fmt: skip
+"""Those that ask Gymnasium which ids there are, after all else is found right."""
+
+
+def test_help_slips_of_the_pen_and_missing_paths_load_nothing_heavy(tmp_path: Path) -> None:
+    """What keeps each within half a second; a fork for each, of one process that has loaded the command line alone."""
+    code = f"""
+import json, os, sys
+from penstock.cli.main import main
+for case, argv in {QUICK!r}.items():
+    pid = os.fork()
+    if pid == 0:
+        for fd in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+        try:
+            main(argv)
+        except SystemExit:
+            pass
+        with open(str(len(os.listdir())), "w") as file:
+            json.dump([case, sorted({{"torch", "gymnasium", "matplotlib", "optuna", "ray"}} & set(sys.modules))], file)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    loaded = dict(json.loads(path.read_text()) for path in tmp_path.iterdir())
+    assert loaded.keys() == QUICK.keys()
+    assert not {
+        case: found for case, found in loaded.items() if set(found) - ({"gymnasium"} if case in KNOWS_IDS else set())
+    }
 
 
 @pytest.mark.parametrize("command", sorted({argv[0] for argv, _, _ in WRONG.values()}))

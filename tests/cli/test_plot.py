@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from penstock.cli.plot import _run_dirs  # pyright: ignore[reportPrivateUsage]
+from penstock.run.plots.run_table import run_dirs
 from tests.cli.short import Cli
 
 
@@ -27,7 +27,7 @@ def test_plot_names_what_is_no_run_and_remarks_on_one_without_the_metric(
 ) -> None:
     said = cli("plot", str(trained), "nope", "nada", "--out", "x/y.png")
     assert said.code == 2
-    assert "nothing to plot in nope, nada" in said.err
+    assert "no run in nope: no metrics.jsonl there or below" in said.err
     assert not (tmp_path / "x").exists()
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "metrics.jsonl").touch()
@@ -49,8 +49,8 @@ def test_plot_finds_the_seeds_beside_the_directory_that_was_named(cli: Cli, trai
     said = cli("plot", "cp")
     assert (said.code, said.out) == (0, "cp-plots/rollout-ep_rew_mean.png\n")
     assert not (tmp_path / "cp").exists()
-    assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
+    assert run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
     (tmp_path / "cp").mkdir()
-    assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
+    assert run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
     shutil.copytree(trained, tmp_path / "cp" / "own")
-    assert _run_dirs(tmp_path / "cp") == [tmp_path / "cp" / "own"]
+    assert run_dirs(tmp_path / "cp") == [tmp_path / "cp" / "own"]

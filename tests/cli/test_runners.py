@@ -48,7 +48,7 @@ def test_the_slots_of_the_preset_are_shared() -> None:
         (("--sampler", "runners", "--sampler.workers", "4"), "it is --sampler.inner.workers of --sampler.inner cpu, gpu"),
         (("--sampler", "cpu", "--sampler.runners", "4"), "it is --sampler.runners of --sampler runners"),
         (("--sampler", "cpu", "--sampler.inner", "gpu"), "no sampler inside it; those that have one: --sampler async"),
-        (("--sampler", "runners", "--sampler.mode", "ready"), "PPO learns from whole batches"),
+        (("--sampler", "runners", "--sampler.mode", "ready"), "PPO needs the same slots in every batch"),
     ],
 )  # fmt: skip
 def test_mistakes_bring_the_fix(options: tuple[str, ...], says: str, cli: Cli, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_mistakes_bring_the_fix(options: tuple[str, ...], says: str, cli: Cli, t
 
 
 def test_help_lists_the_settings_of_what_is_inside(cli: Cli) -> None:
-    said = cli("train", "ppo", "--sampler", "runners", "--sampler.inner", "cpu", "--help").out
+    said = cli("train", "ppo", "--sampler", "runners", "--sampler.inner", "cpu", "--help-all").out
     assert "--sampler.address" in said
     assert "--sampler.inner.workers" in said
     assert "--sampler.inner.workers" not in cli("train", "ppo", "--sampler", "runners", "--help").out

@@ -49,7 +49,7 @@ def test_whole_numbers_may_be_written_as_people_do() -> None:
     assert meant("--run.learner-threads", "2e0").run.learner_threads == 2
     assert seed_list("1, 2e0,1_0") == [1, 2, 10]
     for option in ("--run.steps", "--sampler.B"):
-        with pytest.raises(SystemExit):
+        with pytest.raises(ps.ConfigError, match=f"{option[2:]}='1.5' .*expected a whole number"):
             meant(option, "1.5")
 
 
@@ -78,7 +78,7 @@ def test_an_unknown_option_is_answered_with_ours(capsys: pytest.CaptureFixture[s
         with pytest.raises(SystemExit) as left:
             meant(option, "3")
         assert left.value.code == 2
-        assert f"penstock train: unknown option {option}; {hint}" in capsys.readouterr().err
+        assert f"penstock train: unknown option {option.split('=')[0]}; {hint}" in capsys.readouterr().err
 
 
 def test_layers_are_lists_of_lists() -> None:
@@ -93,3 +93,34 @@ def test_layers_are_lists_of_lists() -> None:
 def test_widths_may_be_written_as_people_do(words: list[str]) -> None:
     assert meant("--algo.net.hidden", *words, "--run.seed", "3").algo.net.hidden == (64, 32)
     assert meant(f"--algo.net.hidden={words[0]}", *words[1:]).algo.net.hidden == (64, 32)
+
+
+def test_cpus_of_workers_may_be_given() -> None:
+    for words in (
+        ["--sampler.affinity", '{"workers": [[0], [0]], "server": [0]}'],
+        ["--sampler.affinity.workers", "[[0],[0]]", "--sampler.affinity.server", "0"],
+    ):
+        exp = meant("--sampler", "cpu", "--sampler.workers", "2", *words)
+        assert exp.sampler.affinity == ps.Placement(((0,), (0,)), (0,))
+    with pytest.raises(ps.ConfigError, match=r"sampler\.affinity places 1 workers and sampler\.workers=2"):
+        meant("--sampler", "cpu", "--sampler.workers", "2", "--sampler.affinity.workers", "[[0]]")
+
+
+def test_words_by_the_type_of_the_setting() -> None:
+    exp = meant(
+        "--run.stop", "a/b", "4.5", "c", "1e2", "--run.dir", "7", "--run.trace", "None", "--algo.net.shared", "true",
+        "--algo.target-kl", "none", "--algo.lr", "1e-3", "--algo.clip", "linear(0.2, 0)", "--algo.net.cnn", "impala",
+    )  # fmt: skip
+    assert (exp.run.stop, exp.run.dir, exp.run.trace) == ({"a/b": 4.5, "c": 100.0}, "7", None)
+    assert (exp.algo.net.shared, exp.algo.target_kl, exp.algo.lr, exp.algo.clip) == (True, None, 1e-3, "linear(0.2, 0)")
+    assert (type(exp.algo.lr), exp.algo.net.cnn) == (float, "impala")
+    assert meant("--run.stop", "{}").run.stop == {}
+    for words, said in (
+        (("--run.seed", "1", "2"), "--run.seed has 2 values: 1 2; expected one"),
+        (("--run.seed",), "--run.seed has 0 values; expected one"),
+        (("--run.stop", "a"), "--run.stop has 1 values; expected pairs"),
+        (("--algo.net.shared", "maybe"), r"algo.net.shared='maybe' .*expected"),
+        (("--run.progress", "lve"), "did you mean 'live'"),
+    ):
+        with pytest.raises(ps.ConfigError, match=said):
+            meant(*words)

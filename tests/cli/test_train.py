@@ -9,30 +9,54 @@ from typing import Any
 
 import pytest
 
+from penstock.algos import ALGOS
+from penstock.cli.settings import declared_settings, options as options_of
 from penstock.processes import fork_client
 from penstock.processes.python import one_thread_environment
-from penstock.run.bench.search import BenchmarkResult, Row, base_sampler, with_settings
+from penstock.run.bench.search import BenchmarkResult, Timing, base_sampler, with_settings
 from penstock.samplers import ACTING
 from tests.cli.short import QUIET, SHORT, Cli, config, metrics
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
-def test_help_of_an_algorithm_shows_every_setting(cli: Cli) -> None:
-    said = cli("train", "ppo", "--help")
-    assert said.code == 0
+def settings_of(algo: str) -> list[str]:
+    settings = declared_settings(algo, "async", "cpu")
+    return [path for name, part in settings.items() for path in options_of(part, f"--{name}")]
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_help_is_short_and_grouped_and_whole_on_demand(algo: str, cli: Cli) -> None:
+    short, whole = (
+        cli("train", algo, "--sampler", "async", "--sampler.inner", "cpu", word) for word in ("--help", "--help-all")
+    )
+    assert (short.code, whole.code, short.err, whole.err) == (0, 0, "", "")
     for option in (
-        "--algo.lr",
-        "--algo.net.hidden",
-        "--sampler.B",
-        "--run.steps",
-        "--run.stop",
+        "--env ",
+        "--run.steps INT",
+        "--run.stop KEY VALUE",
+        "--sampler.inner.workers INT",
         "--seeds",
-        "--env-kwargs",
         "--init",
     ):
-        assert option in said.out
-    assert "--algo.alpha" not in said.out
+        assert option in short.out, option
+    every = [option for option in settings_of(algo) if option != "--algo.agent"]  # which is one of `train` itself
+    assert [option for option in every if f"  {option} " not in whole.out and f"  {option}\n" not in whole.out] == []
+    missing = [option for option in every if f"  {option} " not in short.out]
+    assert f"\n{len(missing)} more settings, and all texts in full: --help-all\n" in short.out
+    assert len(short.out.splitlines()) < 0.6 * len(whole.out.splitlines())
+    assert f"\nalgorithm ({declared_settings(algo, None, None)['algo'].__class__.__name__}):\n" in short.out
+    assert "--algo.alpha" not in cli("train", "ppo", "--help-all").out
+    assert "--env-mask" not in short.out and "--env-mask" in whole.out and "--algo.agent" in whole.out
+
+
+def test_help_of_an_algorithm_of_ones_own(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from dataclasses import dataclass\nimport penstock as ps\n@dataclass(frozen=True)\nclass Own(ps.PPO):\n"
+    (tmp_path / "own_help.py").write_text(f'{text}    extra: float = 2.5\n    """A number of mine. More of it."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    said = cli("train", "own_help:Own", "--help")
+    assert "  --algo.extra NUMBER         A number of mine [2.5]\n" in said.out and "algorithm (Own):" in said.out
+    assert "  --algo.lr NUMBER|SCHEDULE" in said.out
 
 
 # train
@@ -264,7 +288,7 @@ def test_summary_of_a_run_without_an_episode_has_no_return_of_episodes(cli: Cli)
 
 
 def _found_at_once(plan: Any, same_device: bool = False) -> BenchmarkResult:
-    best = Row(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
+    best = Timing(with_settings(base_sampler(plan.exp), {"name": "gpu", "workers": 2}), 5.0)
     return BenchmarkResult((best,), best, 16, "", 0.0)
 
 
@@ -314,7 +338,7 @@ def test_the_process_of_which_workers_are_forked_begins_before_anything_slow(
     begun: list[Any] = []
     monkeypatch.setattr(fork_client, "start_ahead", lambda *args: begun.append(args))
     for sampler in ("serial", "cpu"):
-        assert cli("train", "ppo", "--env", "NoSuch-v0", "--sampler", sampler).code
+        assert cli("train", "ppo", "--env", "nowhere:NoSuch", "--sampler", sampler).code
     assert begun == [(ACTING, one_thread_environment())]
 
 

@@ -1,4 +1,6 @@
+import copy
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.learn.optimizers import Adam, adam, make_optimizer, rmsprop, trainable
+from penstock.learn.optimizers import Adam, adam, make_optimizer, rmsprop, scaled_groups, trainable
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -212,7 +214,7 @@ def test_every_algorithm_obeys(name: str):
     algo = find_algo(name)(optimizer="adamw", weight_decay=0.5, net=net)
     optimizers = algo.build(spec).optimizers
     assert all(isinstance(o, Adam) for o in optimizers.values())
-    decays = {key: o._weight_decay for key, o in optimizers.items()}  # pyright: ignore
+    decays = {key: o.param_groups[0]["weight_decay"] for key, o in optimizers.items()}  # pyright: ignore
     assert decays == {key: 0.0 if key == "alpha" else 0.5 for key in optimizers}
 
 
@@ -224,12 +226,12 @@ def test_an_unknown_optimizer_names_the_nearest():
 def test_adamw_decays_as_torchs_by_itself_and_adam_not_at_all():
     for kind, decay in (("adamw", 0.01), ("adam", 0.0), ("rmsprop", 0.0)):
         optimizer: Any = PPO(optimizer=kind).functions.optimizer(net(), PPO(optimizer=kind))["all"]  # pyright: ignore
-        found = optimizer._weight_decay if kind != "rmsprop" else optimizer.param_groups[0]["weight_decay"]
+        found = optimizer.param_groups[0]["weight_decay"]
         assert found == decay
     none: Any = make_optimizer(net().parameters(), PPO(optimizer="adamw", weight_decay=0.0))
-    assert none._weight_decay == 0.0
+    assert none.param_groups[0]["weight_decay"] == 0.0
     temperature: Any = make_optimizer(net().parameters(), PPO(optimizer="adamw"), decays=False)
-    assert temperature._weight_decay == 0.0
+    assert temperature.param_groups[0]["weight_decay"] == 0.0
     assert PPO().weight_decay is None  # what a stored run without the field is read as
 
 
@@ -257,3 +259,87 @@ def test_a_thread_that_flushes_goes_on_to():
         assert torch.tensor([1e-30]).mul(1e-10).item() == 0.0
     finally:
         torch.set_flush_denormal(False)
+
+
+SCALED = PPO(net=Net(hidden=(4,)), lr_scales={"actor.mlp.*": 0.1, "layers.0.bias": 5.0, "*_head.*": 2.0})
+
+
+def parameters_by_rate(policy: Any) -> dict[str, float]:
+    names = {id(p): name for name, p in policy.agent.named_parameters()}
+    groups = [group for x in policy.optimizers.values() for group in x.param_groups]
+    return {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
+
+
+def test_patterns_of_names_part_the_step_sizes_and_the_first_that_matches_counts():
+    policy = SCALED.build(EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,))))
+    rates = parameters_by_rate(policy)
+    assert rates.keys() == {name for name, _ in policy.agent.named_parameters()}
+    scales = {name: rate / 3e-4 for name, rate in rates.items()}
+    assert scales["actor.mlp.layers.0.weight"] == scales["actor.mlp.layers.0.bias"] == pytest.approx(0.1)
+    assert scales["critic.mlp.layers.0.bias"] == pytest.approx(5.0)
+    assert scales["value_head.weight"] == pytest.approx(2.0)
+    assert scales["critic.mlp.layers.0.weight"] == scales["head.linear.weight"] == 1.0
+    assert len(policy.optimizers["all"].param_groups) == 4
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop"])
+def test_parted_groups_step_as_optimizers_of_their_own_would(kind: Any):
+    a, b = net(), net()
+    first, second = b.children()
+    settings = SimpleNamespace(lr=0.01, optimizer=kind, lr_scales={"1.*": 0.25})
+    agents = [SimpleNamespace(named_parameters=x.named_parameters, parameters=x.parameters) for x in (a, b)]
+
+    def optimizer_fn(agent: Any, settings: Any) -> Any:
+        return {"all": make_optimizer(agent.parameters(), settings)}
+
+    parted = scaled_groups(optimizer_fn)(agents[0], settings)["all"]  # pyright: ignore
+    alone = [make_optimizer(first.parameters(), settings), make_optimizer(second.parameters(), settings, 0.0025)]
+    for step in range(5):
+        for module in (a, b):
+            set_gradients(module, step, (2,) if step == 2 else ())
+        parted.step()
+        for optimizer in alone:
+            optimizer.step()
+        assert same(a, b), step
+    again = scaled_groups(optimizer_fn)(agents[1], settings)["all"]  # pyright: ignore
+    again.load_state_dict(copy.deepcopy(parted.state_dict()))  # torch keeps the tensors it is given
+    for step in (5, 6):
+        for module, optimizer in ((a, parted), (b, again)):
+            set_gradients(module, step)
+            optimizer.step()
+        assert same(a, b), step
+
+
+def test_scaled_groups_follow_the_schedule_and_come_back_from_a_checkpoint():
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+    algo = replace(SCALED, lr="linear(1e-3, 0)")
+    policy, other = algo.build(spec), algo.build(spec, 1)
+    policy.set_progress(0.5)
+    rates = parameters_by_rate(policy)
+    assert rates["actor.mlp.layers.0.weight"] == pytest.approx(5e-5) and rates["head.linear.weight"] == 5e-4
+    other.load_state_dict(policy.state_dict())
+    other.set_progress(0.5)
+    assert parameters_by_rate(other) == rates
+    with pytest.raises(CheckpointError, match="lr_scales changed"):
+        replace(algo, lr_scales=None).build(spec).load_state_dict(policy.state_dict())
+
+
+def test_factors_change_in_a_run():
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+    policy, twin = (
+        SCALED.build(spec),
+        replace(SCALED, lr_scales={**(SCALED.lr_scales or {}), "actor.mlp.*": 0.5}).build(spec),
+    )
+    policy.taking_settings_of(twin)()
+    assert parameters_by_rate(policy) == parameters_by_rate(twin) != parameters_by_rate(SCALED.build(spec))
+
+
+def test_a_pattern_that_matches_nothing_and_a_factor_that_is_none_are_refused():
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+    with pytest.raises(ConfigError, match=r"lr_scales\['encoder.*'\] matches no parameter.*actor.mlp.layers.0.\*"):
+        PPO(lr_scales={"encoder.*": 0.1}).build(spec)
+    with pytest.raises(ConfigError, match=r"lr_scales\['target.*'\] matches no parameter that an optimizer holds"):
+        DQN(lr_scales={"target.*": 0.1}).build(spec)
+    for scale in (0.0, -1.0, float("inf")):
+        with pytest.raises(ConfigError, match=r"lr_scales\['a'\].*expected more than 0, finite.*encoder_freeze"):
+            PPO(lr_scales={"a": scale})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +66,10 @@ def swapped(agent: str, episode: int, seed: int) -> str:
     return "ab"[(int(agent[-1]) + episode) % 2]
 
 
+def called(agent: str, episode: int, seed: int, by: Any) -> str:
+    return by(agent, episode, seed)
+
+
 def two(mapping: object = None, **changes: object) -> ps.Policies:
     given: dict[str, object] = {"seats": {"a": 1, "b": 1}} | changes
     return ps.Policies({"a": PPO, "b": DQN}, mapping or swapped, **given)  # pyright: ignore
@@ -112,9 +118,11 @@ def test_a_run_of_two_policies_goes_on_in_the_bits_of_one_that_never_stopped(
     assert {name.partition("/")[0] for name in load_file(find_checkpoint(whole) / "policy.safetensors")} == {"a", "b"}
 
 
-def test_a_mapping_that_cannot_be_stored_is_asked_for_again(same_run: Same, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "unnamed", [lambda *asked: swapped(*asked), partial(called, by=lambda *asked: swapped(*asked))]
+)
+def test_a_mapping_that_cannot_be_stored_is_asked_for_again(unnamed: Any, same_run: Same, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    unnamed = lambda *asked: swapped(*asked)  # noqa: E731
     ps.train(ps.Experiment(BITS, two(swapped), SAMPLER, run_config(whole, 128, eval_episodes=0)))
     ps.train(ps.Experiment(BITS, two(unnamed), SAMPLER, run_config(cut, 64, eval_episodes=0)))
     with pytest.raises(ConfigError, match=r"policy_mapping_fn=\.\.\."):

@@ -72,6 +72,8 @@ class Levels(gym.Env[Any, Any]):
 class Saved(Levels):
     """The same with a state of its own."""
 
+    scale = 1.0
+
     def get_state(self) -> dict[str, Any]:
         own = {key: value for key, value in vars(self).items() if key[1:] in ("opened", "t", "length", "sum")}
         return {**own, "level": self.level, "rng": self.np_random.bit_generator.state}

@@ -85,7 +85,7 @@ def play_under_kills(name: str, kind: str, who: Any, T: int, seed: int, kills: i
         deaths = sampler.metrics().get("faults/restarts", 0.0)
         assert killer.pids
         assert 0 < deaths <= len(killer.pids)
-        # A process of an AsyncSampler skips as many episodes as may have begun in the batch that is lost.
+        # With a process of an AsyncSampler those go that began in the batch that is lost, or in workers that died in it.
         cut = kills * (T * 6 + 2) if name.startswith("async") else kills
         assert rows.compare(config, seed, range(B), cut=cut) > 10
     finally:

@@ -3,17 +3,21 @@ from __future__ import annotations
 import math
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.wrappers import TransformReward
 
 import penstock as ps
 from penstock.envs.toy import ThreeStep
 from penstock.envs.toy.memory import HideVelocity
 from penstock.run.presets import preset_of_file, with_preset
-from penstock.studies.report import algo_word, confirmed, number, write_preset
+from penstock.studies.report import algo_word, confirmed, has_word, number, write_preset
 from penstock.studies.toml import toml_table
+
+bind: Any = partial
 
 
 def experiment(algo: Any, sampler: Any = None, **changes: Any) -> ps.Experiment:
@@ -34,6 +38,9 @@ EXPERIMENTS = {
     "environment": experiment(ps.PPO(), env_kwargs={"size": 3, "goal": "a \"b\""}, env_checks="finite", env_drop=("x",)),
     "registered": experiment(ps.PPO(), imports=("ale_py",), env_mask="action_mask", env_text=16, info_keys=("a",)),
     "wrapped": experiment(ps.PPO(), wrappers=("gymnasium.wrappers:FlattenObservation",)),
+    "wrapped with arguments": experiment(
+        ps.PPO(), wrappers=("FrameStackObservation(2)", bind(TransformReward, func="x"), "WeightedReward((1, 0.1))")
+    ),
     "evaluated elsewhere": experiment(ps.PPO(), eval_env="CartPole-v0", eval_env_kwargs={"size": 3}),
     "held out": experiment(ps.PPO(), eval_env_kwargs={"levels": "held-out"}),
 }  # fmt: skip
@@ -50,6 +57,18 @@ def test_the_preset_trains_the_same_experiment(name: str, tmp_path: Path) -> Non
     assert again.algo == exp.algo
     assert again.sampler == exp.sampler
     assert again == exp
+
+
+def test_an_experiment_with_a_partial_in_it_has_no_word(tmp_path: Path) -> None:
+    """TOML has no form for one; its config.json has."""
+    assert all(map(has_word, EXPERIMENTS.values()))
+    for exp in (
+        experiment(ps.PPO(agent=bind(ps.actor_critic, settings=None))),
+        experiment(ps.PPO(), env=bind(ThreeStep, 3)),
+        experiment(ps.PPO(), wrappers=(partial(TransformReward, func=math.sin),)),
+        experiment(ps.PPO(), eval_env=bind(ThreeStep, 3)),
+    ):
+        assert not has_word(exp)
 
 
 def test_an_env_config_is_written_as_the_settings_of_an_experiment(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.core.config import import_object
 from penstock.core.errors import known_words
+from penstock.core.names.declared import declared, is_declared
 
 _FORM = re.compile(r"([\w.-]+)(?:: (.+))?")
 _NO_OPTION = ("algo", "run", "imports")
@@ -90,6 +91,8 @@ def slips(name: str, known: Iterable[str]) -> list[str]:
 
 def owners(name: str) -> dict[str, list[type]]:
     """Our classes that have a setting of this name, by the path that settings of them lie at: "", `run`, `algo.net`."""
+    if not is_declared(name):
+        return {}
     having = {at: [cls for cls in classes if name in settings_of(cls)] for at, classes in settings_classes().items()}
     return {at: classes for at, classes in having.items() if classes}
 
@@ -154,7 +157,7 @@ def _holds_algorithms(cls: type) -> bool:
 
 @functools.cache
 def settings_classes() -> dict[str, list[type]]:
-    """Our settings classes by path. It imports them all, of every layer, by name, for an error's text."""
+    """Our settings classes by path, as their source declares them, of every layer, by name, for an error's text."""
     algos, samplers = import_object("penstock.algos:ALGOS"), import_object("penstock.samplers:SAMPLERS")
     paths = {
         "": ["penstock.run.experiment:Experiment"],
@@ -165,16 +168,19 @@ def settings_classes() -> dict[str, list[type]]:
         "sampler": list(samplers.values()),
         "env": ["penstock.envs.make:EnvConfig"],
     }
-    return {at: [import_object(path) for path in found] for at, found in paths.items()}
+    return {at: [declared(path) for path in found] for at, found in paths.items()}
 
 
 @functools.cache
 def _place(cls: type) -> str | None:
     """The path that settings of this class lie at; None if they share no class with ours."""
-    mine = set(cls.__mro__) - {object}
-    return next(
-        (at for at, found in settings_classes().items() if any(mine & set(other.__mro__) for other in found)), None
-    )
+    mine = _names(cls)
+    return next((at for at, found in settings_classes().items() if any(mine & _names(other) for other in found)), None)
+
+
+def _names(cls: type) -> set[tuple[str, str]]:
+    """A class and its bases by name, since one that is declared is not the one that was imported."""
+    return {(base.__module__, base.__name__) for base in cls.__mro__[:-1]}
 
 
 def _edits(a: str, b: str) -> int:

@@ -296,6 +296,10 @@ class Source(BatchColumns, Protocol):
         """For each slot the random actions of its current episode from before the first batch, and their rewards."""
         return [([], [])] * slots_of(self)
 
+    def newest_episodes(self) -> Ints:
+        """[E] int64: number of the newest episode of each slot, in a row or not; one -1 where they have no numbers."""
+        return np.array([-1])
+
     def metrics(self) -> dict[str, float]:
         """Further `sampler/...` and `faults/...` metrics."""
         return {}

@@ -15,7 +15,7 @@ from penstock.envs.contract import LARGEST_REWARD, describe_reset_violation
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.envs.pools.messages import fail, refuse_obs, refuse_reward, refuse_step
-from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views, small_rows
+from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, row_views, small_rows
 from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, STEPPING, PoolSettings
 from penstock.envs.pools.slot_envs import SlotEnvs, offers_state
 from penstock.envs.pools.slot_start import restore, start
@@ -193,6 +193,9 @@ class SerialPool(EnvPool):
         They count towards that episode's return.
         """
         return self._warmup
+
+    def newest_episodes(self) -> Ints:
+        return self.host.episode_table[:, 0].copy()
 
     def open_row_0(self, out: SampleBatch, b: int) -> None:
         """Row 0 of slot b is a reset, with nothing before it."""

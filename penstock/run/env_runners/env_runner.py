@@ -17,7 +17,7 @@ from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree
 from penstock.envs.pools.calls import from_plain
-from penstock.envs.pools.pool import PoolState
+from penstock.envs.pools.pool import Ints, PoolState
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import LoadedPolicy, by_id, trained_policies
@@ -115,10 +115,11 @@ class EnvRunner:
         self._episodes = join_episodes([self._episodes, episodes])
         return batch.copy()
 
-    def sample_with(self, weights: Any, version: int) -> AnyBatch:
-        """`take_weights`, then `sample`."""
-        self.take_weights(weights, version)
-        return self.sample()
+    def sample_counted(self, weights: Any = None, version: int = -1) -> tuple[AnyBatch, Ints]:
+        """`sample`, after `take_weights` if any are given, and the newest episodes as `Source.newest_episodes`."""
+        if weights is not None:
+            self.take_weights(weights, version)
+        return self.sample(), self._acting.live.pool.newest_episodes()
 
     def learn_on_batch(self, batch: AnyBatch) -> ResultDict:
         """Trains this runner's policies on a batch of fragments: `ps.train_one_step`. Returns the metrics."""
@@ -239,18 +240,17 @@ class EnvRunner:
         self,
         rows: Mapping[str, dict[str, Tree]],
         itr: int,
-        episodes: int,
+        episodes: list[int],
         calls: Sequence[Sequence[Sequence[Any]]] = (),
     ) -> None:
         """Makes the next fragment follow these last rows of a lost runner: every slot resets into a new episode.
 
         Args:
-            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: that each slot has
-                begun, at most; the next one has the number after. calls: that the environment of each slot has had.
+            rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: of each slot the
+                newest that may have begun; the next one has the number after. calls: that its environment has had.
         """
-        B = self._plan.fragment.B
-        state = PoolState.resetting([episodes] * B, calls=from_plain(calls))
-        self._acting.live.resume(rows, None, state, [None] * B)
+        state = PoolState.resetting(episodes, calls=from_plain(calls))
+        self._acting.live.resume(rows, None, state, [None] * len(episodes))
         self._itr = itr
 
     @property

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.actors.backend import Backend, RunnerError
 from penstock.actors.make import BackendName, make_backend
 from penstock.core.batch import AnyBatch
@@ -72,6 +74,8 @@ class EnvRunnerGroup:
         """Calls by which replacements take over, until their first fragment comes."""
         self._asked = [0] * num_env_runners
         """Fragments that each runner was asked for, by all that had its place."""
+        self._newest_episodes = np.zeros((num_env_runners, self.fragment.B), np.int64)
+        """Number of the newest episode that may have begun in each slot of each runner."""
         self._version = 0
         self._synced: tuple[Any, int] | None = None
         """Weights and version of the last `sync_weights`, with which a replacement begins."""
@@ -184,11 +188,10 @@ class EnvRunnerGroup:
         self._take_in_pushes(runners)
         found = dict[int, Any]()
 
-        def take(i: int, fragment: Any) -> None:
-            self._arrived(runners, i)
-            found[i] = fragment
+        def take(i: int, answer: Any) -> None:
+            found[i] = self._arrived(runners, i, answer)
 
-        runners.collect({i: self._ask(runners, i, "sample") for i in runners.alive}, then=take)
+        runners.collect({i: self._ask(runners, i) for i in runners.alive}, then=take)
         if not found:
             raise EnvWorkerError(f"none of {len(self._asked)} runners returned a fragment; the warnings say why")
         return self._whole.joined(found)
@@ -222,7 +225,7 @@ class EnvRunnerGroup:
                 if not busy or i not in since:
                     since[i] = time.monotonic()
                 for _ in range(max_in_flight - busy):
-                    self._in_flight[self._ask(runners, i, "sample_with", weights, max(sent))] = i
+                    self._in_flight[self._ask(runners, i, weights, max(sent))] = i
             late_at = min((since[i] for i in self._in_flight.values()), default=0.0) + runners.deadline_s
             ready = runners.backend.wait(list(self._in_flight), max(late_at - time.monotonic(), 0.0))
             answered, now = {self._in_flight[call] for call in ready}, time.monotonic()
@@ -235,10 +238,8 @@ class EnvRunnerGroup:
                     continue
                 del self._in_flight[call]
                 try:
-                    found[i] = runners.backend.result(call, runners.deadline_s)
-                    self._arrived(runners, i)
+                    found[i] = self._arrived(runners, i, runners.backend.result(call, runners.deadline_s))
                 except RunnerError as error:
-                    found.pop(i, None)
                     runners.lost(i, error)
                 else:
                     since[i] = now
@@ -277,14 +278,17 @@ class EnvRunnerGroup:
         runners.require_open()
         return runners
 
-    def _ask(self, runners: Runners, i: int, method: str, *args: Any) -> Any:
+    def _ask(self, runners: Runners, i: int, *args: Any) -> Any:
         self._asked[i] += 1
-        return runners.call(i, method, *args)
+        return runners.call(i, "sample_counted", *args)
 
-    def _arrived(self, runners: Runners, i: int) -> None:
-        """Raises RunnerError where a replacement that has delivered did not take over its predecessor's slots."""
+    def _arrived(self, runners: Runners, i: int, answer: Any) -> AnyBatch:
+        """The fragment. Raises RunnerError where a replacement did not take over its predecessor's slots."""
         if i in self._follows:
             runners.backend.result(self._follows.pop(i), runners.deadline_s)
+        fragment, newest = answer
+        self._newest_episodes[i] = np.maximum(self._newest_episodes[i], newest)
+        return fragment
 
     def _take_in_pushes(self, runners: Runners) -> None:
         """Waits until the weights of the last `sync_weights` have been taken; runners that refuse them are lost."""
@@ -293,8 +297,10 @@ class EnvRunnerGroup:
 
     def _lost(self, i: int) -> None:
         """Drops the requests to a lost runner."""
-        for call in [call for call, j in self._in_flight.items() if j == i]:
+        owed = [call for call, j in self._in_flight.items() if j == i]
+        for call in owed:
             del self._in_flight[call]
+        self._newest_episodes[i] += (len(owed) + 1) * self._plans[i].seating.most_episodes(self.fragment.T)
         self._pushes.pop(i, None)
         self._follows.pop(i, None)
 
@@ -304,8 +310,9 @@ class EnvRunnerGroup:
         calls = self._calls[self.runners.slots[i]]
         if rows is not None:
             most = self._plans[i].seating.most_episodes(self.fragment.T)
-            begun = self._asked[i], self._asked[i] * most
-            self._follows[i] = self.runners.call(i, "follow", rows, *begun, plain(calls) if any(calls) else [])
+            newest = np.maximum(self._newest_episodes[i], self._asked[i] * most)
+            had = plain(calls) if any(calls) else []
+            self._follows[i] = self.runners.call(i, "follow", rows, self._asked[i], newest.tolist(), had)
         elif any(calls):
             self._follows[i] = self.runners.call(i, "recall", plain(calls))
 

@@ -42,9 +42,8 @@ def foreign(plain: Any, where: str = "", *, files: bool = True) -> list[str]:
     if key in _KWARGS and isinstance(plain, Mapping):
         return [f"{below(where, name)}={value!r}" for name, value in plain.items() if not harmless_kwarg(value)]
     if key in ("wrappers", "imports") and isinstance(plain, (list, tuple)):
-        known = is_builtin_module if key == "imports" else is_builtin_wrapper
-        names = [_imported(item) for item in plain]
-        return [f"{where}: {name!r}" for name in names if not known(name)]
+        known = (lambda item: is_builtin_module(_imported(item))) if key == "imports" else is_builtin_wrapper
+        return [f"{where}: {_imported(item)!r}" for item in plain if not known(item)]
     if isinstance(plain, Mapping):
         return _of_mapping(plain, where, files)
     if isinstance(plain, (list, tuple)):
@@ -66,6 +65,7 @@ def _of_mapping(plain: Mapping[str, Any], where: str, files: bool) -> list[str]:
     if "import" in plain:
         path, key = _imported(plain), where.rpartition(".")[2]
         known = is_builtin_env(path) if key in _ENVS and ":" in path else _is_agent_fn(path)
+        known = known and all(harmless_kwarg(plain.get(part)) for part in ("args", "kwargs"))
         return [] if known else [f"{where}={path!r}"]
     found: list[str] = []
     if plain.get("class") is not None and not _is_settings(str(plain["class"])):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, override
+from penstock.core.config import from_plain, override, unstorable
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError, legible
 from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
@@ -72,7 +72,7 @@ class StoredConfig:
         with as_checkpoint_error(self.path), prefix_errors(self.path):
             again.require_same_algo(self.plain)
         with as_checkpoint_error(self.path):
-            plain = _unmapped(_without(self.plain, of_algo))["algo"]
+            plain = _without_weights(_unmapped(_without(self.plain, of_algo))["algo"])
             self.require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
             if not hasattr(algo, "build"):
@@ -85,6 +85,7 @@ class StoredConfig:
         with as_checkpoint_error(self.path):
             run, sampler = self.plain["run"], self.plain["sampler"]
             plain = _unmapped({**self.plain, "run": {key: run[key] for key in _PLAYED if key in run}})
+            plain["algo"] = _without_weights(plain["algo"])
             if not self.trusted and foreign(sampler, files=False):
                 inmost, runners = sampler.get("inner", sampler), sampler.get("runners", 1)
                 plain["sampler"] = {
@@ -276,8 +277,15 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The plain experiment without a policy_mapping_fn that could not be stored."""
-    lost = "unstorable" in (plain["algo"].get("policy_mapping_fn") or {})
+    lost = unstorable(plain["algo"].get("policy_mapping_fn"))
     return {**plain, "algo": {**plain["algo"], "policy_mapping_fn": None}} if lost else dict(plain)
+
+
+def _without_weights(plain: Any) -> Any:
+    """Plain settings without files that encoders started from: the run's own parameters take their place."""
+    if not isinstance(plain, Mapping):
+        return plain
+    return {key: None if key == "encoder_weights" else _without_weights(item) for key, item in plain.items()}
 
 
 def _without(plain: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.core.config import to_plain
+from penstock.core.config import to_plain, unstorable
 from penstock.core.errors import ConfigError
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import PolicyMap
@@ -23,6 +24,10 @@ _SETTINGS = {
     "options": "env_options",
 }  # fmt: skip
 """Settings of an EnvConfig, with their names in an Experiment without an EnvConfig."""
+_OF_ENV = {"env", "eval_env", "eval_env_kwargs", *_SETTINGS.values()}
+_STORED = (
+    "stored are names, numbers, texts, lists, dicts, and functools.partial of what can be imported with such arguments"
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,45 @@ class Supplied:
         if self.eval_env is not None:
             own = {**plain, "env_kwargs": plain.get("eval_env_kwargs", {})}
             _require_same_env("eval_env", own, plain.get("eval_env"), self.eval_env)
+
+
+def require_storable(exp: Any, why: str) -> None:
+    """Raises ConfigError for an experiment with parts that no file can hold, such as a lambda."""
+    if lost := unstorable(to_plain(exp)):
+        raise ConfigError(
+            f"{_listed(lost)} cannot be stored, and {why}; move it to the top of a module that can be imported, and "
+            f"name it module:qualname; {_STORED}"
+        )
+
+
+def warn_of_unstorable(exp: Any) -> None:
+    """Warns of the parts of an experiment that its run cannot store, and says what takes them again."""
+    if not (lost := unstorable(to_plain(exp))):
+        return
+    given = ", ".join(f"{name}={value}" for name, value in _arguments_for(lost).items())
+    again = f"Pass it again, ps.resume(run, {given}), or move" if given else "Move"
+    warnings.warn(
+        f"{_listed(lost)} cannot be stored with the run: penstock eval, record and resume will lack it. {again} it to "
+        f"the top of a module that can be imported; {_STORED}",
+        stacklevel=2,
+    )
+
+
+def _listed(lost: Mapping[str, str]) -> str:
+    return ", ".join(f"{path}={said:.100}" for path, said in lost.items())
+
+
+def _arguments_for(lost: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of `ps.resume` that supply these settings, as code."""
+    found: dict[str, str] = {}
+    for path in lost:
+        first, _, rest = path.partition(".")
+        name = rest.partition(".")[0] if first == "algo" else "eval_env" if first.startswith("eval_env") else "env"
+        if first == "algo" and name in ("agent", "policy_mapping_fn"):
+            found[name] = "..."
+        elif first.partition("[")[0] in _OF_ENV:
+            found[name] = "..." if path == name else "ps.EnvConfig(...)"
+    return found
 
 
 def _require_same_env(name: str, plain: Plain, stored: Any, given: Any) -> None:
@@ -103,7 +147,9 @@ def _same(stored: Any, given: Any) -> bool:
 
 def _names(stored: Any, given: Any) -> bool:
     """True if a stored path leads to the given object in an imported module; imports none, as it may be foreign."""
-    module, _, name = str(stored.get("import") if isinstance(stored, Mapping) else stored).partition(":")
+    if isinstance(stored, Mapping):
+        stored = None if "args" in stored else stored.get("import")
+    module, _, name = str(stored).partition(":")
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)

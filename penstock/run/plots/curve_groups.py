@@ -87,21 +87,27 @@ def curve_names(curves: Sequence[Identity]) -> list[str]:
 
 def _by_settings(settings: list[Any]) -> list[str]:
     """A name of the settings that differ for each curve; [] if two names would be equal."""
-    if any(tree is None for tree in settings):
-        return []
+    columns = setting_columns(settings)
+    shown = {key: columns[key] for key in telling(columns)}
+    more = ", ..." if len(columns) > len(shown) else ""
+    names = [", ".join(f"{key}={texts[i]}" for key, texts in shown.items()) + more for i in range(len(settings))]
+    return names if len(set(names)) == len(names) and columns else []
+
+
+def setting_columns(settings: Sequence[Any]) -> dict[str, list[str]]:
+    """The settings that differ among runs, each as text for every run; {} if those of a run are not known."""
+    if not settings or any(tree is None for tree in settings):
+        return {}
     columns: dict[str, list[str]] = {}
-    for path, values in _differing(settings, ""):
+    for path, values in _differing(list(settings), ""):
         texts = [_text(value) for value in values]
         short = path.partition(".")[2] or path  # without algo, sampler or run
         if columns.setdefault(short, texts) != texts:
             columns[path] = texts
-    shown = {key: columns[key] for key in _telling(columns)}
-    more = ", ..." if len(columns) > len(shown) else ""
-    names = [", ".join(f"{key}={texts[i]}" for key, texts in shown.items()) + more for i in range(len(settings))]
-    return names if len(set(names)) == len(names) else []
+    return columns
 
 
-def _telling(columns: dict[str, list[str]]) -> list[str]:
+def telling(columns: dict[str, list[str]]) -> list[str]:
     """At most three settings, those that tell most curves apart, in the order of the stored settings."""
     chosen: list[str] = []
     for _ in range(min(_NAMED, len(columns))):

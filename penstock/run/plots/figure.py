@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -46,6 +47,8 @@ _OFFLINE_LABELS = {
     "rollout/ep_len_mean": ("Episode length in evaluation (mean)", "Episode length (learned from data: in evaluation)"),
 }
 """Labels where all runs learn from a dataset, and where only some do."""
+_DPI, _DPI_SHOWN = 160, 80
+"""Of a picture on disk, and in a notebook."""
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
@@ -55,8 +58,14 @@ def usual_metric(run_dirs: Sequence[Path]) -> str:
     return _ELO if rated and all(rated) else _RETURN
 
 
-def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) -> Path:
+@overload
+def plot_runs(run_dirs: Sequence[str | Path], out: None = None, metric: str | None = None) -> Any: ...
+@overload
+def plot_runs(run_dirs: Sequence[str | Path], out: str | Path, metric: str | None = None) -> Path: ...
+def plot_runs(run_dirs: Sequence[str | Path], out: str | Path | None = None, metric: str | None = None) -> Any:
     """Draws `metric` over environment steps and over wall time, side by side; returns the picture's path.
+
+    Without `out` it returns the matplotlib Figure, which a notebook shows.
 
     Runs of equal environment, algorithm and settings are seeds of one curve: their interquartile mean, with a 95%
     bootstrap band, over the stretch that all of them reached. A single run is a line, with its evaluations as points
@@ -66,14 +75,14 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
     left out with a warning.
 
     Args:
-        out: ends in .png, .pdf or .svg; its directory is made if absent.
+        out: ends in .png, .pdf or .svg; its directory is made if absent. None: nothing is written.
         metric: of metrics.jsonl; None: rollout/ep_rew_mean, of runs of self-play self_play/elo.
 
     Raises:
         ConfigError: a directory is no run, none has a row with `metric`, or another suffix.
     """
-    out = Path(out)
-    if out.suffix.lower() not in _SUFFIXES:
+    run_dirs, out = [Path(d) for d in run_dirs], None if out is None else Path(out)
+    if out is not None and out.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
     if strange := [str(run_dir) for run_dir in run_dirs if not (Path(run_dir) / JSONL).is_file()]:
         raise ConfigError(f"nothing to plot in {', '.join(strange)}: no {JSONL} there; expected directories of runs")
@@ -102,14 +111,17 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, metric: str | None = None) ->
         raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; {_other(metric, run_dirs)}")
     if without:
         warnings.warn(f"left out, without a row with {metric!r}: {', '.join(without)}", stacklevel=2)
-    out.parent.mkdir(parents=True, exist_ok=True)
     names = curve_names([next(iter(parts.values()))[0].of for parts in groups.values()])
     curves = [
         (name if policy is None else f"{name}, {policy or 'all agents'}", runs)
         for name, parts in sorted(zip(names, groups.values()), key=lambda group: _by_number(group[0]))
         for policy, runs in parts.items()
     ]
-    _draw(curves, metric, out)
+    figure = _draw(curves, metric)
+    if out is None:
+        return figure
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=_DPI)
     return out
 
 
@@ -125,19 +137,32 @@ def _other(metric: str, run_dirs: Sequence[Path]) -> str:
     return nearest(metric, known) if known else "give run directories, or folders that hold some"
 
 
-def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None:
+def _draw(curves: list[tuple[str, list[Curve]]], metric: str) -> Any:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    class Picture(Figure):
+        """A figure that a notebook shows without pyplot, and that is saved in this style anywhere."""
+
+        def savefig(self, *args: Any, **kwargs: Any) -> None:
+            with rc_context(style):
+                super().savefig(*args, **kwargs)
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=_DPI_SHOWN)
+            return file.getvalue()
+
     every = [run for _, runs in curves for run in runs]
     envs, panels = {run.of.env for run in every}, list(dict.fromkeys(run.of.panel for run in every))
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
-    with rc_context({**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}):
+    style: Any = {**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}
+    with rc_context(style):
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07, wspace=0.04)  # else texts touch, or touch the border
-        figure = Figure(figsize=(10.5, 4.2 if len(panels) == 1 else 3.4 * len(panels)), layout=layout)
+        figure = Picture(figsize=(10.5, 4.2 if len(panels) == 1 else 3.4 * len(panels)), layout=layout)
         FigureCanvasAgg(figure)
         rows = dict(zip(panels, figure.subplots(len(panels), 2, sharey="row", squeeze=False)))
         points_too = len(curves) <= FEW and metric == "rollout/ep_rew_mean"
@@ -164,7 +189,7 @@ def _draw(curves: list[tuple[str, list[Curve]]], metric: str, out: Path) -> None
         if len(envs) == 1:
             figure.suptitle(escaped(*envs), fontweight="bold", fontsize=13)
         legend(figure, entries, "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None)
-        figure.savefig(out, dpi=160)
+    return figure
 
 
 def _panel(

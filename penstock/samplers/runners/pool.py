@@ -76,6 +76,7 @@ class RunnerSource(Source):
         """Waits for fragment `itr` of every runner, and writes it into the runner's columns of the batches."""
         begun, copied, slowest_s = time.perf_counter(), 0.0, 0.0
         arrived: set[int] = set()
+        newest = np.full_like(self._opened, -1)
 
         def take(i: int, reply: dict[str, Any]) -> None:
             nonlocal copied, slowest_s
@@ -84,6 +85,7 @@ class RunnerSource(Source):
                 self.runners.backend.result(self._resuming.pop(i), self.runners.deadline_s)
             unpack_fragment(reply["rows"], batches, self._columns[i], self.log, self._slots[i])
             arrived.add(i)
+            newest[self._slots[i]] = reply["newest_episodes"]
             slowest_s = max(slowest_s, reply["sample_s"])
             self._runner_metrics[i] = reply["metrics"]
             if reply["warmup"] is not None:
@@ -98,6 +100,7 @@ class RunnerSource(Source):
             if i not in arrived:
                 self._absent(i, batches)
         self._opened += batches[0].first[1:].sum(0) if self.log is None else self.log.count
+        self._opened = np.maximum(self._opened, newest)  # some were cut as workers died, or are in no row
         self._ticks += batches[0].spec.T
         self._previous = batches
         self.times |= {

@@ -89,6 +89,7 @@ class Runner:
             rows: the leaves of the batch. warmup: for the first fragment, the random steps before it. metrics,
             sample_s: of the sampler, and seconds of work. warnings: of the environment's, as `_new` chooses them. span:
             begin and end in ns of this machine's clock, or None if this process notes what it does in a trace.
+            newest_episodes: of the pool.
         """
         begun = time.perf_counter_ns()
         if version != self.version:
@@ -101,6 +102,7 @@ class Runner:
         return {
             "rows": rows,
             "warmup": warmup,
+            "newest_episodes": self.live.pool.newest_episodes(),
             "metrics": self.live.metrics(),
             "warnings": self._new(caught) if caught else [],
             "sample_s": (now - begun) / 1e9,

@@ -75,6 +75,25 @@ FORGED: dict[str, tuple[Forge, set[str]]] = {
     "agent named like a device": (with_config(lambda s: s["algo"].update(agent="cuda:0")), EVERY),
     "a stored function": (with_config(lambda s: s.update(SHELL, env={"import": "subprocess:getoutput"})), PLAYED),
     "wrappers": (with_config(lambda s: s.update(wrappers=["sentinel:wrap"])), PLAYED),
+    "a wrapper with arguments": (with_config(lambda s: s.update(wrappers=["sentinel:wrap(1)"])), PLAYED),
+    "a wrapper beside its arguments": (with_config(lambda s: s.update(wrappers=[["sentinel:wrap", {"a": 1}]])), PLAYED),
+    "code in a wrapper's arguments": (with_config(lambda s: s.update(wrappers=[
+        {"import": "gymnasium.wrappers:TransformReward", "args": [], "kwargs": {"func": {"import": "sentinel:f"}}}])),
+        PLAYED),
+    "code beside a wrapper": (with_config(lambda s: s.update(wrappers=[
+        ["TransformReward", {"func": {"tuple": [{"import": "sentinel:f"}]}}]])), PLAYED),
+    "a wrapper that writes files": (with_config(lambda s: s.update(wrappers=["RecordVideo(video_folder='EXECUTED')"])),
+                                    PLAYED),
+    "a wrapper of a large array": (with_config(lambda s: s.update(wrappers=["FrameStackObservation(99999999999)"])),
+                                   PLAYED),
+    "a wrapper that is no text": (with_config(lambda s: s.update(wrappers=["TimeLimit(" + "-" * 3_000 + "1)"])), PLAYED),
+    "env as a partial": (with_config(lambda s: s.update(
+        env={"import": "importlib:import_module", "args": ["sentinel"], "kwargs": {}})), PLAYED),
+    "code in the arguments of env": (with_config(lambda s: s.update(
+        env={"import": "penstock.envs.toy:Bandit", "args": [{"import": "sentinel:x"}], "kwargs": {}})), PLAYED),
+    "code in the arguments of agent": (with_config(lambda s: s["algo"].update(
+        agent={"import": "penstock.agents.actor_critic:actor_critic", "args": [], "kwargs": {
+            "settings": {"import": "sentinel:x"}}})), EVERY),
     "imports": (with_config(lambda s: s.update(imports=["sentinel"])), PLAYED),
     "agent": (with_config(lambda s: s["algo"].update(agent={"import": "sentinel:agent"})), EVERY),
     "agent as text": (with_config(lambda s: s["algo"].update(agent="sentinel:agent")), EVERY),

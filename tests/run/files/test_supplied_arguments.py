@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ import penstock as ps
 from penstock.core.config import to_plain
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import TeamBits
+from penstock.run.entry import new_run
 from penstock.run.files.stored_experiment import CONFIG
-from penstock.run.files.supplied_arguments import Supplied
+from penstock.run.files.supplied_arguments import Supplied, require_storable
 
 NET = ps.Net(hidden=(4,))
 PPO = ps.PPO(minibatch=16, epochs=1, net=NET)
@@ -31,15 +35,15 @@ def other(length: int = 3) -> TeamBits:
     return TeamBits(length=length)
 
 
-def agent(spec: Any, settings: Any) -> Any:
+def agent(spec: Any, settings: Any, width: Any = 0) -> Any:
     return ps.actor_critic(spec, settings)
 
 
-def shifted(agent: str, episode: int, seed: int) -> str:
+def shifted(agent: str, episode: int, seed: int, unused: Any = None) -> str:
     return "ab"[(int(agent[-1]) + episode) % 2]
 
 
-def wrapped(env: Any) -> Any:
+def wrapped(env: Any, by: Any = None) -> Any:
     return env
 
 
@@ -67,6 +71,11 @@ CHANGED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"env": ps.EnvConfig(short, wrappers=(lambda e: e,))}, {"env": ps.EnvConfig(other, wrappers=(wrapped,))}, "env="),
     ({"env": ps.EnvConfig(short, wrappers=(wrapped,))}, {"env": short}, "env.wrappers=[] is given"),
     ({}, {"eval_env": short}, "eval_env=.* is given, and None was stored"),
+    ({"env": partial(short, length=4)}, {"env": partial(short, length=5)}, r"env=.*5.* is given, and .*4.* was stored"),
+    ({"env": partial(short, length=4)}, {"env": short}, f"env='{HERE}:short' is given"),
+    ({"algo": ps.override(PPO, {"agent": partial(agent, width=1)})}, {"agent": partial(agent, width=2)}, "agent="),
+    ({"env": ps.EnvConfig(short, wrappers=(partial(wrapped, by=1),))},
+     {"env": ps.EnvConfig(short, wrappers=(f"{HERE}:wrapped(by=2)",))}, r"env.wrappers=.*by=2.*by=1"),
     ({"eval_env": short}, {"eval_env": other}, f"eval_env='{HERE}:other' is given, and '{HERE}:short' was stored"),
     ({"eval_env": short, "eval_env_kwargs": {"length": 5}}, {"eval_env": ps.EnvConfig(short)}, "eval_env.kwargs={}"),
 ]  # fmt: skip
@@ -86,9 +95,17 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"env": lambda: short(4)}, {"env": ps.EnvConfig(short, {"length": 4})}),
     ({"env": ps.EnvConfig(short, wrappers=(lambda env: env,))}, {"env": ps.EnvConfig(short, wrappers=(wrapped,))}),
     ({"wrappers": (lambda env: env,), "env": short}, {"env": ps.EnvConfig(short, wrappers=(wrapped,))}),
+    ({"env": partial(short, length=4)}, {"env": partial(short, length=4)}),
+    ({"env": partial(lambda length: short(length), 4)}, {"env": ps.EnvConfig(short, {"length": 4})}),
+    ({"algo": ps.override(PPO, {"agent": partial(agent, width=1)})}, {"agent": partial(agent, width=1)}),
+    ({"algo": ps.override(PPO, {"agent": partial(agent, width=len)})}, {"agent": partial(agent, width=len)}),
+    ({"env": ps.EnvConfig(short, wrappers=(partial(wrapped, by=1),))},
+     {"env": ps.EnvConfig(short, wrappers=((f"{HERE}:wrapped", {"by": 1}),))}),
+    ({"env": short, "wrappers": (partial(wrapped, by=lambda: 1),)},
+     {"env": ps.EnvConfig(short, wrappers=(partial(wrapped, by=lambda: 1),))}),
     ({"eval_env": lambda: short(5)}, {"eval_env": ps.EnvConfig(short, {"length": 5})}),
     ({"eval_env": short, "eval_env_kwargs": {"length": 5}}, {"eval_env": short}),
-]
+]  # fmt: skip
 
 
 def stored(settings: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +146,53 @@ def test_a_run_that_is_refused_stays_as_it_was(settings: Any, again: Any, said: 
             ps.load(tmp_path / "run", **again)
     assert (tmp_path / "run" / CONFIG).read_bytes() == before
     ps.resume(tmp_path / "run", {"run.steps": 64})
+
+
+@dataclass(frozen=True)
+class Unnamed(ps.PPO):
+    """An algorithm of which the test says that it is of a script."""
+
+
+LOST: list[tuple[dict[str, Any], str, str]] = [
+    ({"env": lambda: short()}, "^env=<lambda>", r"ps\.resume\(run, env=\.\.\.\), or move it to the top of a module"),
+    ({"env": short, "wrappers": (wrapped, partial(wrapped, by=lambda: 1))}, r"wrappers\[1\]\.kwargs\.by=<lambda>",
+     r"env=ps\.EnvConfig\("),
+    ({"env": ps.EnvConfig(short, wrappers=(lambda env: env,))}, r"env\.wrappers\[0\]=<lambda>", r"env=ps\.EnvConfig\("),
+    ({"eval_env": lambda: short()}, "eval_env=<lambda>", r"\(run, eval_env=\.\.\.\)"),
+    ({"algo": ps.override(PPO, {"agent": lambda *given: agent(*given)})}, "algo.agent=<lambda>", r"agent=\.\.\.\)"),
+    ({"algo": two(partial(shifted, unused=lambda: 1))}, r"algo\.policy_mapping_fn\.kwargs\.unused=<lambda>",
+     r"policy_mapping_fn=\.\.\.\)"),
+    ({"algo": Unnamed(minibatch=16, epochs=1, net=NET)}, "algo=a class that no module names", "will lack it. Move it"),
+    ({"env": lambda: short(), "wrappers": (lambda env: env,), "eval_env": lambda: short()},
+     "^env=<lambda>, wrappers", r"\(run, env=ps\.EnvConfig\(\.\.\.\), eval_env=\.\.\.\)"),
+    ({"env": lambda: short(), "eval_env": lambda: short()}, "env=<lambda>, eval_env=<lambda>", r"env=\.\.\., eval_env="),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "said", "cure"), LOST)
+def test_a_run_says_before_it_begins_what_it_cannot_store(
+    settings: Any, said: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unnamed, "__module__", "__main__")
+    exp = experiment(tmp_path / "run", **settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with new_run(exp, None, False):
+            found = [str(w.message) for w in told if "cannot be stored with the run" in str(w.message)]
+    assert len(found) == 1
+    assert re.search(said, found[0])
+    assert re.search(cure, found[0])
+    assert "\n" not in found[0]
+    with pytest.raises(ConfigError, match=f"{said}.* cannot be stored, and why; move it .*functools.partial"):
+        require_storable(exp, "why")
+
+
+def test_what_can_be_stored_is_no_warning(tmp_path: Path) -> None:
+    exp = experiment(tmp_path / "run", env=partial(short, length=4), wrappers=(partial(wrapped, by=(1, len)),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.train(exp)
+        ps.resume(tmp_path / "run", {"run.steps": 64})
 
 
 def test_an_evaluation_environment_given_again_keeps_its_arguments(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -39,9 +40,14 @@ class Brief(Seeded):
         return obs, reward, True, truncated, info
 
 
-def test_an_episode_that_a_lost_runner_may_have_begun_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("random_steps", [0, 500])
+def test_an_episode_that_a_lost_runner_may_have_begun_is_not_begun_again(
+    random_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Brief, "seeds", [])
-    settings, _ = flaky({(1, "fill", 2): died()}, monkeypatch, depth=3)  # which plays on: three fragments, never seen
+    inner = ps.SerialSampler(5, 2, max_decorrelation_steps=random_steps)
+    faults = {(1, "fill", 2): died()}  # which plays on: three fragments, never seen
+    settings, _ = flaky(faults, monkeypatch, depth=3, inner=inner)
     sampler, _ = live(settings, Brief, ps.PPO(epochs=1))
     try:
         for itr in range(9):
@@ -49,6 +55,22 @@ def test_an_episode_that_a_lost_runner_may_have_begun_is_not_begun_again(monkeyp
         assert batch.valid[:, 2:4].any()
     finally:
         sampler.shutdown()
+    assert len(Brief.seeds) > 100 and len(set(Brief.seeds)) == len(Brief.seeds)
+
+
+@pytest.mark.parametrize("random_steps", [0, 500])
+def test_nor_one_that_a_lost_runner_of_a_group_may_have_begun(
+    random_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, backend = flaky({(1, "sample_counted", n): died() for n in (2, 7)}, monkeypatch)
+    exp = replace(EXP, env=Brief, sampler=ps.SerialSampler(8, 2, max_decorrelation_steps=random_steps))
+    with ps.EnvRunnerGroup(exp, 2, backend) as workers:
+        monkeypatch.setattr(Brief, "seeds", [])  # only now: the check of the environment has seeds of the run too
+        for _ in range(5):
+            workers.sample()
+        stream = workers.sample_async(max_in_flight=3)
+        assert all(next(stream).valid.any() for _ in range(20))
+        assert dict(workers.faults.counts) == {"signal": 2, "restarts": 2}
     assert len(Brief.seeds) > 100 and len(set(Brief.seeds)) == len(Brief.seeds)
 
 
@@ -221,7 +243,7 @@ def test_a_replacement_that_does_not_come_up_is_lost_once(monkeypatch: pytest.Mo
 
 
 def test_what_a_lost_runner_was_asked_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, backend = flaky({(1, "sample_with", n): died() for n in (1, 2)}, monkeypatch)
+    _, backend = flaky({(1, "sample_counted", n): died() for n in (1, 2)}, monkeypatch)
     with ps.EnvRunnerGroup(EXP, 2, backend) as workers:
         stream = workers.sample_async(max_in_flight=2)
         assert all(next(stream).valid.any() for _ in range(12))

@@ -13,7 +13,7 @@ from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.envs.pools.many.agent_envs import AgentEnvs, EpisodeRecorder
-from penstock.envs.pools.pool import EnvPool, Group, PoolState, lost_rewards
+from penstock.envs.pools.pool import EnvPool, Group, Ints, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
 from penstock.envs.pools.values import action_reader
 
@@ -75,6 +75,9 @@ class AgentsPool(EnvPool):
 
     def limit(self, max_steps: int) -> None:
         self.host.episode_table[:, 3] = max_steps
+
+    def newest_episodes(self) -> Ints:
+        return self.host.episode_table[:, 0].copy()
 
     def metrics(self) -> dict[str, float]:
         return lost_rewards(self.host.episode_table)

@@ -1,0 +1,209 @@
+"""The one reader of runs: a table of a folder's runs with their last numbers, for people, notebooks and pictures."""
+
+from __future__ import annotations
+
+import glob
+import html
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+from penstock.core.errors import ConfigError, legible, nearest, printable
+from penstock.run.log import JSONL, read_metrics
+from penstock.run.plots.curve_groups import Identity, identify, setting_columns, telling
+
+_COLUMNS = ("run", "env", "algo", "seed", "steps", "return", "evaluation", "hours")
+_LONGEST = 48
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run: what it is, and its last numbers; NaN where it has none."""
+
+    path: Path
+    """Its directory, as it was found."""
+    identity: Identity = field(repr=False)
+    """Environment, algorithm, settings and seed."""
+    steps: int
+    """Environment steps of its last row."""
+    return_: float
+    """Mean return of its last training episodes."""
+    evaluation: float
+    """Mean return of its last evaluation."""
+    hours: float
+    """Wall time."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The columns of the table by name, without those of settings."""
+        of = self.identity
+        seed = None if of.seed is None else int(of.seed)
+        what = (str(self.path), of.env, of.algo, seed, self.steps, self.return_, self.evaluation, self.hours)
+        return dict(zip(_COLUMNS, what))
+
+    def setting(self, path: str) -> Any:
+        """A stored setting by dotted path, e.g. `algo.lr`. Raises KeyError if there is none."""
+        value = self.identity.settings
+        for key in path.split("."):
+            if not isinstance(value, dict) or key not in value:
+                raise KeyError(path)
+            value = value[key]
+        return value
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Its rows of metrics in the order of writing, each with its `step`."""
+        return read_metrics(self.path)
+
+
+class Runs(Sequence[RunRow]):
+    """Runs as a table: rows by index, `filter`, `frame` for pandas, `plot` for a picture; printed, it is the table."""
+
+    def __init__(self, rows: Sequence[RunRow]) -> None:
+        self._rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[RunRow]:
+        return iter(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> RunRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> RunRow | Runs:
+        return Runs(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+
+    def filter(self, where: Callable[[RunRow], bool] | None = None, **equal: Any) -> Runs:
+        """The runs for which `where` is true and columns or settings are equal to these values.
+
+            runs.filter(env="CartPole-v1", algo="ppo").filter(lambda run: run.evaluation > 400)
+            runs.filter(**{"algo.lr": 1e-3})
+
+        Raises:
+            ConfigError: no run has a column or setting of that name.
+        """
+        for name in equal:
+            if self._rows and name not in _COLUMNS and not any(_has(row, name) for row in self):
+                raise ConfigError(f"no run has {name!r}; {nearest(name, [*_COLUMNS, *self._settings()])}, or algo.NAME")
+        kept = [row for row in self if all(_value(row, name) == value for name, value in equal.items())]
+        return Runs([row for row in kept if where is None or where(row)])
+
+    def frame(self) -> Any:
+        """The table as a pandas DataFrame, with a column for each setting in which the runs differ, as text.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise ConfigError("pandas is not installed, which .frame() needs: pip install pandas") from error
+        return pandas.DataFrame({**{c: [row.values[c] for row in self] for c in _COLUMNS}, **self._settings()})
+
+    def plot(self, metric: str | None = None) -> Any:
+        """Their learning curves as a Figure, which a notebook shows; see `penstock.plot_runs`."""
+        from penstock.run.plots.figure import plot_runs
+
+        return plot_runs([row.path for row in self], metric=metric)
+
+    def __repr__(self) -> str:
+        head, *rows = self._cells()
+        widths = [max(map(len, column)) for column in zip(head, *rows)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (head, *rows)]
+        return "\n".join(lines if rows else ["no runs"])
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._cells()
+
+        def line(cells: list[str], tag: str) -> str:
+            return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+        return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+    def _settings(self) -> dict[str, list[str]]:
+        return setting_columns([row.identity.settings for row in self])
+
+    def _cells(self) -> list[list[str]]:
+        settings = self._settings()
+        chosen = [key for key in telling(settings) if key not in _COLUMNS]
+        rows = [[_shown(x) for x in row.values.values()] for row in self]
+        return [[*_COLUMNS, *chosen], *([*row, *(settings[key][i] for key in chosen)] for i, row in enumerate(rows))]
+
+
+def runs(*folders: str | Path) -> Runs:
+    """The runs in folders, by default `runs`: each itself if it is a run, else those below it, or beside by `--seeds`.
+
+    Raises:
+        ConfigError: a folder holds none.
+    """
+    rows: list[RunRow] = []
+    for path in dict.fromkeys(run for folder in folders or ("runs",) for run in run_dirs(Path(folder))):
+        try:
+            rows.append(_row(path))
+        except OSError as error:
+            warnings.warn(f"left out, {legible(path)} cannot be read: {error.strerror or error}", stacklevel=2)
+    return Runs(rows)
+
+
+def run_dirs(path: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs below it, else those that `--seeds` made beside it.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if os.path.isfile(path / JSONL):
+        return [path]
+    below = [found.parent for found in path.rglob(JSONL)]
+    seeds = [found.parent for found in path.parent.glob(f"{glob.escape(path.name)}-s*/{JSONL}")]
+    found = sorted(below) or sorted(run for run in seeds if run.name[len(path.name) + 2 :].isdecimal())
+    if not found:
+        raise ConfigError(f"no run in {path}: no {JSONL} there or below; expected directories of runs")
+    return found
+
+
+def _row(path: Path) -> RunRow:
+    rows = read_metrics(path)
+    return RunRow(
+        path,
+        identify(path),
+        max((int(row["step"]) for row in rows), default=0),
+        _last(rows, "rollout/ep_rew_mean"),
+        _last(rows, "eval/mean_reward"),
+        _last(rows, "time/time_elapsed") / 3600,
+    )
+
+
+def _last(rows: Sequence[dict[str, float]], key: str) -> float:
+    return next((row[key] for row in reversed(rows) if math.isfinite(row.get(key, math.nan))), math.nan)
+
+
+def _has(row: RunRow, name: str) -> bool:
+    try:
+        row.setting(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _value(row: RunRow, name: str) -> Any:
+    return row.values[name] if name in _COLUMNS else row.setting(name) if _has(row, name) else None
+
+
+def _shown(value: Any) -> str:
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = (
+        f"{value:,.3g}"
+        if isinstance(value, float) and abs(value) < 100
+        else f"{value:,.1f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+    return printable(text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}", kept="")
