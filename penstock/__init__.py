@@ -34,6 +34,7 @@ _WHERE = {
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
     "CpuSampler": "penstock.samplers.cpu",
+    "Curriculum": "penstock.run.iteration",
     "DDPG": "penstock.algos.ddpg",
     "DQN": "penstock.algos.dqn",
     "DiscreteSAC": "penstock.algos.discrete_sac",
@@ -224,7 +225,7 @@ if TYPE_CHECKING:
     from penstock.run.env_runners.env_runner import EnvRunner as EnvRunner
     from penstock.run.env_runners.group import EnvRunnerGroup as EnvRunnerGroup
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
-    from penstock.run.iteration import Iteration as Iteration
+    from penstock.run.iteration import Curriculum as Curriculum, Iteration as Iteration
     from penstock.run.loop import Run as Run, resume as resume, train as train
     from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs

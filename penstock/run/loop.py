@@ -31,6 +31,7 @@ from penstock.run.result import STOPPED, Result, headline, remarks, summary, tit
 from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.envs import Envs
 
 
 def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> Result:
@@ -233,6 +234,18 @@ class Run:
         run_dir = self.trainer.run_dir
         assert run_dir is not None
         return run_dir
+
+    @property
+    def envs(self) -> Envs:
+        """The sampler's environments between two iterations: `call` methods, `get` and `set` attributes; see `Envs`.
+
+        Raises:
+            ConfigError: the run is over, or its sampler is one that cannot reach environments.
+        """
+        trainer = self._in_the_with()
+        elsewhere = trainer.plan.held_out is not None and trainer.plan.env.evaluation is None
+        why = f"the run itself plays {trainer.plan.eval_env.name}, which one of its sampler's pools cannot play"
+        return Envs(trainer.sampler, evaluator=why if elsewhere else "")
 
     @property
     def result(self) -> Result:

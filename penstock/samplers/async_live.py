@@ -20,6 +20,7 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.core.wire import decode
 from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, recorded
 from penstock.envs.pools.pool import TABLE_WORDS, PoolState
 from penstock.envs.pools.settings import STEPPING
 from penstock.processes.descriptors import read_all
@@ -33,6 +34,7 @@ from penstock.samplers.async_process import (
     STOP,
     TABLES,
     AttachInner,
+    CallEnvs,
     GetInner,
     MakeInner,
     SetInner,
@@ -77,6 +79,8 @@ class AsyncLive(Evaluates):
         self._continues: SetInner | None = None
         self._metrics: dict[str, float] = {}
         self._opened = np.zeros(inner.spec.B, np.int64)
+        self._calls: list[list[CallRecord]] = [[] for _ in range(inner.spec.B)]
+        self._evaluation_calls = [list[CallRecord]()]
         self._kept: dict[int, list[SampleBatch]] = {}  # by number, while a new process makes the buffers anew
         self.cut_slots: list[int] = []
         """Slots with an open episode that the last `load_state_dict` could not restore."""
@@ -136,13 +140,15 @@ class AsyncLive(Evaluates):
             self._opened = np.maximum(self._opened, np.frombuffer(table, np.int64)[::TABLE_WORDS])
         else:  # all that can have begun in the batches that wait and in the one that was lost
             self._opened += (max(done - ahead.next, 0) + 1) * installed.seating.most_episodes(T)
-        pool = PoolState.resetting(self._opened.tolist(), restarts=done)
+        calls = [list(mine) for mine in self._calls]
+        pool = PoolState.resetting(self._opened.tolist(), restarts=done, calls=calls)
         outside, ids = int(self._metrics.get("env/out_of_bounds", 0)), installed.seating.policies
         state = LiveState.resetting(
             pool,
             collected=done > ahead.first,
             row=installed.by_id(rows),
             out_of_bounds={**dict.fromkeys(ids, 0), ids[0]: outside},
+            evaluation_calls=self._evaluation_calls[0],
         )
         self._continues = SetInner(state.to_plain(), done)
 
@@ -204,6 +210,21 @@ class AsyncLive(Evaluates):
         self._evaluation_seed = evaluation_seed(self._seed, asked.itr)
         return Episodes(**self._ask(replace(asked, give_up=None), watch))
 
+    @property
+    def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
+        return self._calls
+
+    def call_envs(self, call: EnvCall, slots: Sequence[int], evaluation: bool = False) -> dict[int, Answer]:
+        _ = self._installed.agents
+        self._wait_for_released()
+        found: dict[int, Any] = self._ask(CallEnvs(call, list(slots), evaluation))
+        answers = {b: Answer(*x) for b, x in found.items()}
+        if not evaluation:
+            recorded(self._calls, call, list(answers), list(answers.values()))
+        elif all(x.counts and x.status != "raised" for x in answers.values()):
+            recorded(self._evaluation_calls, call, [0], [Answer("done")])
+        return answers
+
     def metrics(self) -> dict[str, float]:
         """`sampler/lag` of the last batch in training steps, the inner sampler's metrics, and faults."""
         return {**self._metrics, **self._queue.lag, **self._workers.faults.metrics()}
@@ -220,14 +241,18 @@ class AsyncLive(Evaluates):
     def state_dict(self) -> dict[str, Any]:
         """Everything between two batches: the inner sampler's state after the batches ahead, and those batches."""
         if not self._queue.released:
-            return {"released": 0}
-        self._workers.wait(lambda: self._ready(self._queue.released - 1))
-        self._take_results()
+            return {"released": 0, "inner": self._ask(GetInner())} if self._was_called else {"released": 0}
+        self._wait_for_released()
         return self._queue.state_dict(self._ask(GetInner()), self._opened.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore."""
+        inner = state.get("inner", {"pool": {}})
+        self._calls = from_plain(inner["pool"].get("calls", ())) or [[] for _ in self._calls]
+        self._evaluation_calls = from_plain([inner.get("evaluation_calls", ())])
         if not state["released"]:
+            if self._was_called:
+                self._ask(SetInner(inner, 0))
             return
         self._queue.check(state)
         self._block[control.SENT] = 0
@@ -248,6 +273,16 @@ class AsyncLive(Evaluates):
         """Ends the process tree. A second call does nothing."""
         self._installed.close()
         self._workers.close()
+
+    @property
+    def _was_called(self) -> bool:
+        return any(self._calls) or any(self._evaluation_calls)
+
+    def _wait_for_released(self) -> None:
+        """Waits until every batch that was released has been collected."""
+        if self._queue.released:
+            self._workers.wait(lambda: self._ready(self._queue.released - 1))
+            self._take_results()
 
     def _ask(self, message: Any, watch: Callable[[], None] | None = None) -> Any:
         """The answer to a message; a process that died of it is asked again once it was started anew.

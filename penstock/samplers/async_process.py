@@ -20,6 +20,7 @@ from penstock.core.tree import Tree
 from penstock.core.wire import encode
 from penstock.envs.ids import take_shipped
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import EnvCall
 from penstock.processes.descriptors import write_all
 from penstock.samplers.trackers.evaluation import Evaluation
 from penstock.workers import control
@@ -71,6 +72,15 @@ class SetInner:
 
     state: dict[str, Any]
     done: int
+
+
+@dataclass(frozen=True)
+class CallEnvs:
+    """Message: `Evaluates.call_envs` of the inner sampler; its answers are plain data."""
+
+    call: EnvCall
+    slots: list[int]
+    evaluation: bool
 
 
 class AsyncHost(Host):
@@ -148,6 +158,9 @@ class AsyncHost(Host):
             return replace(message, give_up=lambda: bool(self.block[STOP])).by(self.inner).to_plain()
         if isinstance(message, GetInner):
             return self.inner.state_dict()
+        if isinstance(message, CallEnvs):
+            answers = self.inner.call_envs(message.call, message.slots, message.evaluation)
+            return {b: tuple(x) for b, x in answers.items()}
         assert isinstance(message, SetInner)
         self.inner.load_state_dict(message.state, message.done - 1)
         self.block[control.DONE] = message.done

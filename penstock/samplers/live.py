@@ -16,6 +16,7 @@ from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
 from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, remembered
 from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.acting_agents import ActingAgents, Buffers, last_row
 from penstock.samplers.collector import Server
@@ -23,7 +24,7 @@ from penstock.samplers.episodes import DISCOUNT, Episodes, join_episodes
 from penstock.samplers.tensors.bounds import TensorBounds
 from penstock.samplers.tensors.tracker import TensorEpisodeTracker, TensorStats
 from penstock.samplers.traced_loop import loop
-from penstock.samplers.trackers.evaluation import Evaluates, Evaluation
+from penstock.samplers.trackers.evaluation import EVAL_SLOTS, Evaluates, Evaluation
 from penstock.samplers.trackers.evaluation_episodes import EvaluationEpisodes, LoggedEvaluationEpisodes
 from penstock.samplers.trackers.slots import EpisodeStats, SlotEpisodeTracker
 from penstock.samplers.trackers.states import LiveState
@@ -90,6 +91,8 @@ class LiveSampler(Evaluates):
         self._training: Buffers[Source] | None = None
         self._evaluation: Buffers[EvaluationSource] | None = None
         self._evaluation_slots = 0, 0
+        self.evaluation_calls: list[CallRecord] = []
+        """The calls that every evaluation environment has had."""
         self._collected = False
         self.cut_slots: list[int] = []
         """Slots with an open episode that the last `load_state_dict` could not restore."""
@@ -233,13 +236,47 @@ class LiveSampler(Evaluates):
         kept = self._evaluation
         if kept is not None and not kept.pool.broken and self._evaluation_slots == (B, first_slot):
             return kept
-        self._evaluation = None  # making the next one may fail
-        if kept is not None:
-            kept.pool.close()
+        self._forget_evaluation()  # making the next one may fail
         pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
         self._evaluation = made = Buffers(pool, acting, BatchSpec(EVAL_T, B), self._server)
         self._evaluation_slots = B, first_slot
+        if self.evaluation_calls:
+            pool.recall([self.evaluation_calls] * B)
         return made
+
+    @property
+    def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
+        return self.pool.calls or [[] for _ in range(self.batch_spec.B)]
+
+    def call_envs(self, call: EnvCall, slots: Sequence[int], evaluation: bool = False) -> dict[int, Answer]:
+        self._started()
+        if not evaluation:
+            return dict(zip(slots, self.pool.call(call, slots)))
+        known, first = self._evaluation_slots
+        B = known or self.pool.evaluation_slots(EVAL_SLOTS)
+        while True:
+            pool = self.evaluation_buffers(B, first).pool
+            answers = pool.call(call, range(B))
+            if not pool.broken:
+                break
+        if all(x.counts and x.status != "raised" for x in answers):
+            if call.kind != "get":
+                self.evaluation_calls = remembered(self.evaluation_calls, call.record(Answer("done")))
+        elif any(x.counts for x in answers) and call.kind != "get":
+            self._forget_evaluation()
+        return dict(enumerate(answers))
+
+    def take_evaluation_calls(self, calls: Sequence[CallRecord]) -> None:
+        """Makes these the calls that every evaluation environment has had."""
+        if list(calls) != self.evaluation_calls:
+            self.evaluation_calls = list(calls)
+            self._forget_evaluation()
+
+    def _forget_evaluation(self) -> None:
+        """Has the next evaluation make environments anew."""
+        kept, self._evaluation = self._evaluation, None
+        if kept is not None:
+            kept.pool.close()
 
     @property
     def evaluation_pool(self) -> EvaluationSource:
@@ -300,6 +337,7 @@ class LiveSampler(Evaluates):
             agent_states=training.get_states(),
             **self._tracker.state_dict(),
             out_of_bounds=by_id([bounds.count for bounds in self._bounds]),
+            evaluation_calls=self.evaluation_calls,
         ).to_plain()
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:
@@ -308,7 +346,10 @@ class LiveSampler(Evaluates):
         Args:
             itr: number of the last batch. Its buffer takes the last row, as the other buffers may hold waiting batches.
         """
+        self.take_evaluation_calls(from_plain([state.get("evaluation_calls", ())])[0])
         if not state["collected"]:
+            if any(calls := from_plain(state["pool"].get("calls", ()))):
+                self.pool.recall(calls)
             return
         self._filled = self._buffers[itr % len(self._buffers)]
         rows = state["row"]

@@ -154,6 +154,8 @@ class SamplingProcess(Host):
             None if args is None or g not in pools else getattr(pools[g], message.method)(*args)
             for g, args in enumerate(message.args)
         ]
+        if message.method == "call":
+            return [mine and [tuple(x) for x in mine] for mine in answers]
         return [x.to_plain() if isinstance(x, PoolState) else x for x in answers]
 
     def make(self, message: MakePool) -> Any:
@@ -171,6 +173,8 @@ class SamplingProcess(Host):
                 pools[g] = pool_for(message.config, message.seed, own, settings)
                 pools[g].host.episode_table = episode_table[slots]
         self.pools[message.pool], self.shares[message.pool] = pools, message.shares
+        for g, pool in pools.items() if message.calls else ():
+            pool.recall(message.calls[g])
         return next((pool.specs[0].to_plain() for pool in pools.values()), None)
 
     def attach(self, message: Attach) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import CallRecord
 from penstock.envs.pools.settings import PoolSettings
 
 
@@ -63,6 +65,8 @@ class MakePool:
     """True for a replacement: it goes on from the episode table instead of clearing it."""
     entries: tuple[Any, ...] = ()
     """The environment's entry in Gymnasium's registry, for an id that only the learner's script registers."""
+    calls: tuple[Sequence[list[CallRecord]], ...] = ()
+    """By part and slot the calls that a new environment repeats; empty for none."""
 
 
 class WorkerAgents(NamedTuple):

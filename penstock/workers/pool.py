@@ -24,6 +24,7 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.ids import entries_to_ship
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, recorded
 from penstock.envs.pools.messages import one_spec
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, lost_rewards
 from penstock.envs.pools.settings import DEFAULTS, STEPPING, PoolSettings
@@ -100,6 +101,7 @@ class ProcessPool(EnvPool):
         self._queue: deque[tuple[int, int]] = deque()
         self._back: deque[int] = deque()  # groups of a part that has stepped
         self._found = -1
+        self.calls = [list[CallRecord]() for _ in range(B)]
         self.wait_s = 0.0
         """Seconds that the loop has waited for environments."""
         self._collecting = self._binding = False
@@ -278,6 +280,7 @@ class ProcessPool(EnvPool):
         episode_table = self.episode_table.tolist()
         whole = PoolState.resetting(  # of slots without a worker
             [n for n, *_ in episode_table],
+            calls=[list(mine) for mine in self.calls] if any(self.calls) else [],
             left=[None if n < 0 else n for _, n, *_ in episode_table],
             faults=dict(self._workers.faults.counts),
         )
@@ -303,6 +306,7 @@ class ProcessPool(EnvPool):
         self._workers.faults.counts.clear()
         self._workers.faults.counts.update(state.faults)
         # First of all: the replacement of a worker that dies of it goes on from here.
+        self.calls = [list(mine) for mine in state.calls] or [[] for _ in range(self._B)]
         self.episode_table[:, 0], self.episode_table[:, 1] = state.episode, [-1 if n is None else n for n in state.left]
 
         def message(shares: Sequence[slice | None]) -> list[Any]:
@@ -318,6 +322,33 @@ class ProcessPool(EnvPool):
                     cut += [b for b in mine if not state.ended[b]] if lost is None else [mine[b] for b in lost]
         self._workers.settle()
         return sorted(cut)
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        answers: dict[int, Answer] = dict.fromkeys(slots, Answer("absent"))
+        waiting = set(slots)
+
+        def args(part: slice | None) -> tuple[Any, ...] | None:
+            mine = [] if part is None else sorted(waiting & {*range(part.start, part.stop)})
+            return (call, [b - part.start for b in mine]) if part is not None and mine else None
+
+        while waiting:
+            for shares, found in zip(self.shares, self._call("call", args)):
+                for slots_of, mine in zip(shares, found or ()):
+                    if slots_of is not None and mine is not None:
+                        own = sorted(waiting & {*range(slots_of.start, slots_of.stop)})
+                        answers |= {b: Answer(*x) for b, x in zip(own, mine)}
+            there = {b for w in self._taking_part() for s in self.shares[w] if s for b in range(s.start, s.stop)}
+            waiting = {b for b in waiting & there if answers[b].status == "absent"}  # once more where a worker died
+            if self.broken:
+                break
+        if not self.evaluation:
+            recorded(self.calls, call, slots, list(answers.values()))
+        return list(answers.values())
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        if not self.evaluation:
+            self.calls = [list(mine) for mine in calls]
+        self._call("recall", lambda slots: None if slots is None else (calls[slots],))
 
     def close(self) -> None:
         if self._number == TRAINING:
@@ -434,4 +465,5 @@ class ProcessPool(EnvPool):
     def _make(self, w: int, keep: bool) -> MakePool:
         n, entries, shares = self._number, entries_to_ship(self._config.name), tuple(self.shares[w])
         episode_table, first = (self._table_places, 2 * n + 1), self._first_slot
-        return MakePool(n, self._config, self.seed, shares, self.settings, *episode_table, first, keep, entries)
+        calls = tuple([] if s is None else self.calls[s] for s in shares) if keep and any(self.calls) else ()
+        return MakePool(n, self._config, self.seed, shares, self.settings, *episode_table, first, keep, entries, calls)

@@ -13,7 +13,7 @@ from penstock.core.shared_memory import share
 from penstock.core.tree import Tree, struct, tree_assign, tree_leaves
 from penstock.envs.pools.messages import last, slot_at, slot_name
 from penstock.envs.pools.pool import TABLE_WORDS, EpisodeLog
-from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING
+from penstock.envs.pools.settings import CALLING, CLOSING, MAKING, RESETTING
 from penstock.envs.seats import Seating
 
 
@@ -139,5 +139,6 @@ def at_work(name: str, seed: int, activity: Sequence[int], episode_table: Sequen
         where = "its construction" if doing == MAKING else "close()"
         return f"{slot_name(name, bool(evaluation), slot)} in {where}"
     phase, step = ("reset", 0) if doing == RESETTING else ("step", tick - began - 1)
+    phase = "a call of envs" if doing == CALLING else phase
     episode_seed = env_seed(seed, slot, max(episode, 0), bool(evaluation))
     return slot_at(name, bool(evaluation), slot, phase, episode, step, episode_seed) + last(action)

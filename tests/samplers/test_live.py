@@ -251,6 +251,7 @@ WITHOUT_DEFAULT = {
 """The members that every pool of one's own must write, as its error shows them."""
 WITH_DEFAULT = {
     *("broken", "evaluation", "place", "invalidate", "evaluation_slots", "warmup", "newest_episodes", "metrics"),
+    *("calls", "call", "recall"),
     *("seats", "takes_turns", "log", "device", "pending", "finished", "limit"),
 }
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.batch import SampleBatch
-from penstock.core.errors import EnvContractError
+from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.protocols import required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, struct, tree_map
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, plain
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -55,6 +56,8 @@ class PoolState:
     """Number of restarts of a native pool, which cannot restore its episodes."""
     faults: dict[str, int] = field(default_factory=dict[str, int])
     """Faults of worker processes by kind since the run began."""
+    calls: list[list[CallRecord]] = field(default_factory=list[list[CallRecord]])
+    """The calls that its environment has had; empty if no slot had any."""
 
     @classmethod
     def resetting(cls, episode: list[int], **rest: Any) -> PoolState:
@@ -69,12 +72,16 @@ class PoolState:
 
     def of(self, slots: slice) -> PoolState:
         """The same for some of the slots."""
-        return PoolState(**{name: getattr(self, name)[slots] for name in PER_SLOT}, tick=self.tick)
+        known: dict[str, Any] = {name: getattr(self, name)[slots] for name in PER_SLOT}
+        return PoolState(**known, tick=self.tick, calls=self.calls[slots])
 
     def put(self, slots: slice, part: PoolState) -> None:
         """Replaces these slots."""
         for name in PER_SLOT:
             getattr(self, name)[slots] = getattr(part, name)
+        if self.calls or part.calls:
+            self.calls = self.calls or [[] for _ in self.episode]
+            self.calls[slots] = part.calls or [[] for _ in part.episode]
 
     @classmethod
     def join(cls, parts: Sequence[PoolState]) -> PoolState:
@@ -85,6 +92,8 @@ class PoolState:
         joined: dict[str, Any] = {name: [x for part in parts for x in getattr(part, name)] for name in PER_SLOT}
         joined["began"] = [n + parts[0].tick - part.tick for part in parts for n in part.began]
         joined["faults"] = dict(sum((Counter(part.faults) for part in parts), Counter()))
+        if any(part.calls for part in parts):
+            joined["calls"] = [x for part in parts for x in part.calls or [[] for _ in part.episode]]
         return replace(parts[0], restarts=max(part.restarts for part in parts), **joined)
 
     def split(self, slots: Sequence[slice]) -> list[PoolState]:
@@ -95,16 +104,19 @@ class PoolState:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data for a checkpoint; `PoolState.from_plain` is the inverse."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "calls"}
+        return {**known, "calls": plain(self.calls)} if any(self.calls) else known
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> PoolState:
+    def from_plain(cls, state: Mapping[str, Any]) -> PoolState:
         """The state that `to_plain` described. Raises TypeError if a number is none, or slots are missing in a part."""
-        state = cls(**plain)
-        numbers = [state.tick, state.restarts, *state.episode, *state.began, *filter(None, state.left)]
-        if not all(isinstance(n, int) for n in numbers) or len({len(getattr(state, name)) for name in PER_SLOT}) > 1:
-            raise TypeError(f"{state!r:.200} is no state of slots; expected whole numbers, and one for each slot")
-        return state
+        known: dict[str, Any] = {**state, "calls": from_plain(state.get("calls", ()))}
+        made = cls(**known)
+        numbers = [made.tick, made.restarts, *made.episode, *made.began, *filter(None, made.left)]
+        lengths = {len(getattr(made, name)) for name in (*PER_SLOT, *(["calls"] if made.calls else []))}
+        if not all(isinstance(n, int) for n in numbers) or len(lengths) > 1:
+            raise TypeError(f"{made!r:.200} is no state of slots; expected whole numbers, and one for each slot")
+        return made
 
 
 PER_SLOT = ("episode", "ended", "idle", "left", "began", "snapshot")
@@ -190,12 +202,27 @@ class BatchColumns(Protocol):
     """Rows are an agent's own turns."""
     log: EpisodeLog | None = None
     """The log of the episodes that ended in these batches, of environments of many agents; None for one."""
+    calls: Sequence[list[CallRecord]] = ()
+    """By slot the calls that its training environment has had; () where there can be none."""
     device: Any | None = None
     """The torch device on which its batches lie as tensors, as `place` returns them; None for numpy arrays."""
 
     @required
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        """Executes a call in the environments of these slots, between two batches; returns an answer for each."""
+        text = (
+            f"{type(self).__name__} steps all slots as one batched environment and has no environment for each slot to "
+            f"{call.kind} {call.name!r} in; make the environments one by one to reach them"
+        )
+        return [Answer("refused", text)] * len(slots)
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        """Repeats the calls of each slot in environments that have had none yet."""
+        if any(calls):
+            raise ConfigError(f"{type(self).__name__} has no environment for each slot; these slots had calls of envs")
 
     def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
         """Moves buffers, and recurrent states [B, ...] of agents that act there, to where it writes them."""

@@ -13,6 +13,7 @@ from penstock.core.errors import EnvContractError
 from penstock.core.tree import Tree, is_leaf, tree_assign, tree_leaves, tree_map
 from penstock.envs.contract import LARGEST_REWARD, describe_reset_violation
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.envs.pools.messages import fail, refuse_obs, refuse_reward, refuse_step
 from penstock.envs.pools.pool import EnvPool, Group, Ints, OpenEpisode, PoolState, row_views, small_rows
 from penstock.envs.pools.settings import CHECK_EVERY, DEFAULTS, FLAGS, NUMBERS, STEPPING, PoolSettings
@@ -35,6 +36,7 @@ class SerialPool(EnvPool):
     def __init__(self, config: EnvConfig, seed: int, slots: slice, settings: PoolSettings = DEFAULTS) -> None:
         self.host = host = SlotEnvs(config, slots, settings)
         self.settings, self.evaluation = settings, settings.evaluation
+        self.calls = host.calls
         self.specs, self.info_keys = host.specs, host.info_keys
         (self.spec,) = host.specs
         self.groups = (Group(0, slice(0, len(host.envs))),)
@@ -167,6 +169,12 @@ class SerialPool(EnvPool):
 
     def close(self) -> None:
         self.host.close()
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        return self.host.call(call, slots)
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        self.host.recall(calls)
 
     def get_state(self) -> PoolState:
         envs, ahead = self.host.envs, self.host.ahead

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 Reset = Literal["next_step", "batch_end"]
-MAKING, RESETTING, STEPPING, CLOSING = 1, 2, 3, 4
+MAKING, RESETTING, STEPPING, CLOSING, CALLING = 1, 2, 3, 4, 5
 """Activities that `PoolSettings.activity` tells; 0: no environment is at work."""
 CHECK_EVERY = 64
 """Ticks between looks at the values of all slots."""

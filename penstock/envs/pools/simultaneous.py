@@ -117,6 +117,7 @@ class SimultaneousPool(AgentsPool):
             return True
         if state["env"] is not None and offers_state(env):
             host.reset(e, again=True)
+            host.repeat(e)
             env.set_state(state["env"])
             parallel.restore(e, state["there"])
         elif not replay_parallel(parallel, e, state, self._outs, self._to_env):

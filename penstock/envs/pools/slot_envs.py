@@ -14,9 +14,10 @@ from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_kept
 from penstock.envs.contract import Values, refused_values
 from penstock.envs.make import EnvConfig, factory_slot
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, execute, recorded
 from penstock.envs.pools.messages import fail, one_spec, slot_at, slot_name
 from penstock.envs.pools.pool import TABLE_WORDS, PoolState
-from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING, PoolSettings
+from penstock.envs.pools.settings import CALLING, CLOSING, MAKING, RESETTING, STEPPING, PoolSettings
 from penstock.envs.shutdown import try_close, warn_of_closing
 from penstock.envs.spaces import env_spec
 
@@ -45,6 +46,10 @@ class SlotEnvs:
         self.refused: Values = refused_values(config.checks)
         self.info_keys = config.all_info_keys
         self.envs, self.tick, self.seed = list[Any](), 0, 0
+        self.calls = [list[CallRecord]() for _ in range(E)]
+        """The calls that each environment has had."""
+        self._late = [list[CallRecord]() for _ in range(E)]
+        """Of them those within an open episode, which its replay has yet to repeat."""
         self.step_of: Callable[[int], int] | None = None
         """Moves that were made in an environment's episode, where `tick` does not count them."""
         try:
@@ -95,7 +100,78 @@ class SlotEnvs:
             began=list(self.began),
             snapshot=snapshot,
             tick=self.tick,
+            calls=[list(mine) for mine in self.calls] if any(self.calls) else [],
         )
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        """Executes a call in these environments. Resets that are due with `batch_end` come first."""
+        if max(self.episode) >= 0:
+            self.prepare()
+        answers: list[Answer] = []
+        for e in slots:
+            before = self.note(e, CALLING)
+            answer = execute(self.envs[e], call)
+            self.activity[1] = before
+            episode = self.episode[e]
+            place = (episode, 0) if e in self.ahead else (episode + 1, -1) if self.over[e] else (episode, self.taken(e))
+            answers.append(answer._replace(episode=place[0], step=place[1]))
+        if not self.evaluation:
+            recorded(self.calls, call, slots, answers)
+        return answers
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        """Repeats the calls of each environment, which has had none yet."""
+        self._begin_recall(calls, [0] * len(calls))
+        self._end_recall()
+
+    def begin_restore(self, state: PoolState) -> None:
+        """Resumes from the state of a pool, and repeats the calls made before open episodes.
+
+        Those made within one are left to its replay, by `repeat`; `end_restore` repeats the rest.
+        """
+        calls = state.calls or [[] for _ in self.envs]
+        self._begin_recall(calls, [n + ended for n, ended in zip(state.episode, state.ended)])
+        self.set_state(state)
+
+    def end_restore(self, state: PoolState, lost: Sequence[int]) -> None:
+        """Resumes from the state of a pool; `lost` environments reset next."""
+        self.set_state(state, lost)
+        self._end_recall()
+
+    def repeat(self, e: int, step: float = math.inf) -> None:
+        """Repeats the calls that were made after at most this many steps of the episode that is replayed."""
+        while self._late[e] and self._late[e][0].step <= step:
+            self._repeat(e, self._late[e].pop(0))
+
+    def _begin_recall(self, calls: Sequence[Sequence[CallRecord]], episodes: Sequence[int]) -> None:
+        for e, (mine, episode) in enumerate(zip(calls, episodes)):
+            if self.calls[e]:  # of what another state goes on from
+                said = try_close(self.envs[e], self._slot(e))
+                self.envs[e] = self._made(e)
+                self.steps[e] = self.envs[e].step
+                warn_of_closing(said)
+            self.calls[e], self._late[e] = list(mine), [x for x in mine if not x.precedes(episode)]
+            for record in mine:
+                if record.precedes(episode):
+                    self._repeat(e, record)
+
+    def _end_recall(self) -> None:
+        for e, late in enumerate(self._late):
+            if late and late[0].episode > self.episode[e] >= 0:  # its reset was made ahead
+                self.prepare()
+            self.repeat(e)
+
+    def _repeat(self, e: int, record: CallRecord) -> None:
+        before = self.note(e, CALLING)
+        answer = execute(self.envs[e], record.call)
+        self.activity[1] = before
+        if record.raised != (answer.status == "raised") or answer.status == "missing":
+            seen = f"raised {answer.value}" if answer.status == "raised" else f"is {answer.status}"
+            raise EnvWorkerError(
+                f"{self._slot(e)}: {record.kind} {record.name!r}, which it has had before and which a new environment "
+                f"repeats, {seen}; it {'raised' if record.raised else 'went well'} the first time: make it depend on "
+                "nothing but the environment and its arguments"
+            )
 
     def set_state(self, state: PoolState, lost: Sequence[int] = ()) -> None:
         """Resumes from the state of a pool; `lost` environments reset next."""
@@ -183,7 +259,7 @@ class SlotEnvs:
 
     def where(self, e: int, phase: str, agent: str | None = None) -> str:
         """Start of every message: slot, environment, method, episode, step, seed and agent."""
-        taken = self.tick - self.began[e] if self.step_of is None else self.step_of(e)
+        taken = self.taken(e)
         if phase == "reset" or not taken:  # observations before the first step come from the reset
             phase, taken = "reset", 1
         step = taken - 1  # counted from 0
@@ -191,6 +267,10 @@ class SlotEnvs:
         slot = self.slots.start + e
         text = slot_at(self.config.name, self.evaluation, slot, phase, episode, step, self._seeds[e][max(episode, 0)])
         return text if agent is None else f"{text}, agent {agent!r}"
+
+    def taken(self, e: int) -> int:
+        """Steps taken in the environment's episode."""
+        return self.tick - self.began[e] if self.step_of is None else self.step_of(e)
 
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""

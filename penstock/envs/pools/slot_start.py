@@ -79,15 +79,16 @@ def random_steps(
 def restore(pool: SerialPool, state: PoolState, row: SampleBatch, journal: Sequence[OpenEpisode | None]) -> list[int]:
     """See `EnvPool.set_state`."""
     host, lost = pool.host, list[int]()
-    host.set_state(state)
+    host.begin_restore(state)
     for b, env in enumerate(host.envs):
         target = tree_map(lambda x, b=b: x[-1, b], row.obs)
         if state.snapshot[b] is not None and offers_state(env):
             pool.reset_env(b, again=True)
+            host.repeat(b)
             env.set_state(state.snapshot[b])
         elif not state.ended[b] and ((episode := journal[b]) is None or not replay(pool, b, episode, target)):
             lost.append(b)
-    host.set_state(state, lost)
+    host.end_restore(state, lost)
     return lost
 
 
@@ -111,6 +112,7 @@ def replay(pool: SerialPool, b: int, episode: OpenEpisode, target: Tree) -> bool
     try:
         show(0, pool.reset_env(b, again=True), 0.0)
         for k, env_action in enumerate(pool.to_env(episode.actions), 1):
+            pool.host.repeat(b, k - 1)
             obs, reward, terminated, truncated = pool.step_checked(b, env_action)
             if terminated or truncated:
                 return False

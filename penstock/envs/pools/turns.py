@@ -174,9 +174,15 @@ class TurnPool(AgentsPool):
             return True
         self.turns.open(e, again=True)
         if state["env"] is not None and offers_state(env):
+            host.repeat(e)
             env.set_state(state["env"])
         elif state["journal"] is None or not replay_turns(
-            env, self.turns.journals[e], state["journal"], self.turns.action_of, host.seating.agents
+            env,
+            self.turns.journals[e],
+            state["journal"],
+            self.turns.action_of,
+            host.seating.agents,
+            lambda moves: host.repeat(e, moves),
         ):
             self.turns.forget(e)
             return False

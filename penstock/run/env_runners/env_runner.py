@@ -16,6 +16,7 @@ from penstock.core.batch import AnyBatch
 from penstock.core.errors import CheckpointError, ConfigError, nearest
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import Tree
+from penstock.envs.pools.calls import from_plain
 from penstock.envs.pools.pool import Ints, PoolState
 from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
@@ -28,6 +29,7 @@ from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.runners.agent_bytes import together
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import received
+from penstock.samplers.trackers.envs import Envs
 from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
 Weights = Mapping[str, np.ndarray[Any, Any]] | Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
@@ -92,6 +94,19 @@ class EnvRunner:
         """The policy's agent; of several a module list, in the order of the environment's seats."""
         policies = by_id(self.policy)
         return together([policies[name].agent for name in self._plan.seating.policies])
+
+    @property
+    def envs(self) -> Envs:
+        """This runner's environments, to call their methods and read or set their attributes; see `Envs`."""
+        return self._acting.live.envs
+
+    def call_envs(self, call: tuple[Any, ...], slots: list[int]) -> list[tuple[Any, ...]]:
+        """Executes a call in these of its slots; see `Runner.call_envs`."""
+        return self._acting.call_envs(call, slots)
+
+    def recall(self, calls: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Repeats the calls of each slot in environments that have had none yet."""
+        self._acting.recall(calls)
 
     def sample(self) -> AnyBatch:
         """Returns the next fragment: a batch [T, B] of this runner's slots, which the caller may keep."""
@@ -221,14 +236,21 @@ class EnvRunner:
         self._acting.take_weights(weights, version)
         self._version = version
 
-    def follow(self, rows: Mapping[str, dict[str, Tree]], itr: int, episodes: list[int]) -> None:
+    def follow(
+        self,
+        rows: Mapping[str, dict[str, Tree]],
+        itr: int,
+        episodes: list[int],
+        calls: Sequence[Sequence[Sequence[Any]]] = (),
+    ) -> None:
         """Makes the next fragment follow these last rows of a lost runner: every slot resets into a new episode.
 
         Args:
             rows: as `last_row` returns them, by policy id. itr: number of the fragment. episodes: of each slot the
-                newest that may have begun; the next one has the number after.
+                newest that may have begun; the next one has the number after. calls: that its environment has had.
         """
-        self._acting.live.resume(rows, None, PoolState.resetting(episodes), [None] * len(episodes))
+        state = PoolState.resetting(episodes, calls=from_plain(calls))
+        self._acting.live.resume(rows, None, state, [None] * len(episodes))
         self._itr = itr
 
     @property

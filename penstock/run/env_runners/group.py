@@ -13,12 +13,14 @@ from penstock.actors.make import BackendName, make_backend
 from penstock.core.batch import AnyBatch
 from penstock.core.errors import ConfigError, EnvWorkerError, nearest
 from penstock.core.spec import BatchSpec
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, plain
 from penstock.learn.policy_set import trained_policies
 from penstock.run.env_runners.env_runner import EnvRunner
 from penstock.run.experiment import Experiment
 from penstock.run.plan import Plan
 from penstock.samplers.runners.fragments import Fragments
 from penstock.samplers.runners.runners import Runners, late
+from penstock.samplers.trackers.envs import Envs
 from penstock.workers.faults import FaultPolicy, Faults
 
 _OPTIONS = ("address", "num_cpus", "object_store_mb")
@@ -78,6 +80,7 @@ class EnvRunnerGroup:
         self._synced: tuple[Any, int] | None = None
         """Weights and version of the last `sync_weights`, with which a replacement begins."""
         self._fragments: Fragments | None = None
+        self._calls: list[list[CallRecord]] = [[] for _ in range(num_env_runners * self.fragment.B)]
         self._runners: Runners | None = None
         if num_env_runners:
             self._runners = Runners(
@@ -152,6 +155,25 @@ class EnvRunnerGroup:
         """
         found = [function(self.local_worker, *args)] if local else []
         return found if self._runners is None else found + self._open(self._runners).foreach(function, *args)
+
+    @property
+    def envs(self) -> Envs:
+        """The environments of all remote workers, by slot one worker after the other; without these the local one's."""
+        return Envs(self) if self._runners is not None else self.local_worker.envs
+
+    @property
+    def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
+        """By slot the calls that its environment has had."""
+        return self._calls
+
+    def call_envs(self, call: EnvCall, slots: Sequence[int], evaluation: bool = False) -> dict[int, Answer]:
+        """Executes a call in environments, after every fragment that was asked for; see `Envs`."""
+        if evaluation:
+            text = "a group has no evaluation environments; call those of the EnvRunner that evaluates: runner.envs"
+            return {0: Answer("refused", text)}
+        runners = self._open(self.runners)
+        of = dict(enumerate(runners.slots))
+        return dict(zip(slots, runners.call_envs(call, slots, of, self._calls)))
 
     def sample(self) -> AnyBatch:
         """One fragment of every remote worker, side by side; without remote workers one of the local worker.
@@ -285,10 +307,14 @@ class EnvRunnerGroup:
     def _replaced(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns, in episodes that were not begun before."""
         rows = None if self._fragments is None else self._fragments.last_rows(i)
+        calls = self._calls[self.runners.slots[i]]
         if rows is not None:
             most = self._plans[i].seating.most_episodes(self.fragment.T)
             newest = np.maximum(self._newest_episodes[i], self._asked[i] * most)
-            self._follows[i] = self.runners.call(i, "follow", rows, self._asked[i], newest.tolist())
+            had = plain(calls) if any(calls) else []
+            self._follows[i] = self.runners.call(i, "follow", rows, self._asked[i], newest.tolist(), had)
+        elif any(calls):
+            self._follows[i] = self.runners.call(i, "recall", plain(calls))
 
     @property
     def _whole(self) -> Fragments:

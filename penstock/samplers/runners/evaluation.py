@@ -9,6 +9,7 @@ from penstock.agents.agent import Agent
 from penstock.core.batch import SampleBatch
 from penstock.core.noise import Noise
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, plain, recorded
 from penstock.envs.pools.pool import EvaluationSource
 from penstock.samplers.live import EVAL_T
 from penstock.samplers.runners.agent_bytes import together
@@ -29,11 +30,45 @@ class EvaluationRunners(EvaluationSource):
         self._slots: dict[int, slice] = {}
         self._limit: int | None = None
         self._synced = False
+        self._calls = [list[CallRecord]()]
 
     def limit(self, max_steps: int) -> None:
         self._limit = max_steps
 
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        self._calls = [list(calls[0])]
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        self._deal()
+        answers = [Answer("absent")] * self._B
+        for i, found in self._all(
+            {
+                i: self._runners.call(
+                    i, "call_evaluation", tuple(call), s.stop - s.start, s.start, plain(self._calls)[0]
+                )
+                for i, s in self._slots.items()
+            }
+        ).items():
+            answers[self._slots[i]] = [Answer(*x) for x in found]
+        if all(x.counts and x.status != "raised" for x in answers):
+            recorded(self._calls, call, [0], [Answer("done")])
+        return answers
+
     def restart(self, seed: int, episodes: Sequence[int] | None = None) -> None:
+        self._deal()
+        left = [1] * self._B if episodes is None else list(episodes)
+        self._synced, calls = False, plain(self._calls)[0]
+        self._all(
+            {
+                i: self._runners.call(
+                    i, "open_evaluation", s.stop - s.start, s.start, seed, left[s], self._limit, calls
+                )
+                for i, s in self._slots.items()
+            }
+        )
+
+    def _deal(self) -> None:
+        """Deals the slots among the runners that are alive."""
         self._runners.restore()
         alive, start, fixed = self._runners.alive, 0, self._runners.evaluation_slots
         if fixed > 1:  # native batched environments have a fixed number each, and one more runner may have come up
@@ -44,14 +79,6 @@ class EvaluationRunners(EvaluationSource):
             if n:
                 self._slots[i] = slice(start, start + n)
                 start += n
-        left = [1] * self._B if episodes is None else list(episodes)
-        self._synced = False
-        self._all(
-            {
-                i: self._runners.call(i, "open_evaluation", s.stop - s.start, s.start, seed, left[s], self._limit)
-                for i, s in self._slots.items()
-            }
-        )
 
     def fill(self, agents: Sequence[Agent], batches: Sequence[SampleBatch], noise: Noise | None) -> None:
         """The next rows of every slot; none once a runner is lost."""

@@ -17,6 +17,7 @@ from penstock.core.batch import AnyBatch, SampleBatch, batches_of
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, Share
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.runners.agent_bytes import together
@@ -104,6 +105,22 @@ class RunnersLive(Evaluates):
         return self._lives[0].evaluate(asked)
 
     @property
+    def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
+        return [mine for live in self._lives for mine in live.calls_of_envs]
+
+    def call_envs(self, call: EnvCall, slots: Sequence[int], evaluation: bool = False) -> dict[int, Answer]:
+        self._acting()
+        if evaluation:
+            return self._lives[0].call_envs(call, [], True)
+        found, start = dict[int, Answer](), 0
+        for live in self._lives:
+            B = live.batch_spec.B
+            if mine := [b - start for b in slots if start <= b < start + B]:
+                found |= {start + b: x for b, x in live.call_envs(call, mine).items()}
+            start += B
+        return {b: found[b] for b in slots}
+
+    @property
     def last_batch(self) -> AnyBatch:
         """The buffer that the last `obtain_samples` returned."""
         assert self._last is not None
@@ -175,7 +192,8 @@ class SyncRunners(RunnersLive):
         if not self._depth:
             return self._live.state_dict()
         if not self._queue.released:
-            return {"released": 0}
+            called = any(self.calls_of_envs) or bool(self._live.evaluation_calls)
+            return {"released": 0, "inner": self._live.state_dict()} if called else {"released": 0}
         for itr in range(self._queue.next, self._queue.released):
             if itr not in self._queue.waiting:
                 self._collect(itr)
@@ -186,6 +204,8 @@ class SyncRunners(RunnersLive):
         """Inverse of `state_dict`, and of that of other samplers with as many slots and the same depth."""
         self._acting()
         if state.get("released") == 0:
+            if "inner" in state:
+                self._live.load_state_dict(state["inner"])
             return
         self._queue.check(state)
         self._live.load_state_dict(state.get("inner", state), state.get("released", 1) - 1)

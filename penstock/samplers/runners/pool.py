@@ -20,6 +20,7 @@ from penstock.core.noise import Noise
 from penstock.core.trace import SAMPLE, WAIT, Ring, of_another, timed
 from penstock.core.tree import Tree, tree_map
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, plain
 from penstock.envs.pools.pool import OpenEpisode, PoolState, Source
 from penstock.samplers.acting_agents import last_row
 from penstock.samplers.runners.agent_bytes import together
@@ -58,6 +59,7 @@ class RunnerSource(Source):
         self._states: Tree = None
         self._warmup: list[Any] = [([], [])] * B
         self._opened = np.zeros(B, np.int64)  # number of each slot's episode
+        self.calls = [list[CallRecord]() for _ in range(B)]
         self._ticks = 0
         self._runner_metrics: dict[int, dict[str, float]] = {}
         self._gone: Counter[str] = Counter()  # faults inside runners that were lost
@@ -117,7 +119,8 @@ class RunnerSource(Source):
 
     def get_state(self) -> PoolState:
         """The state after the last fragment that was asked for; slots of runners that are lost reset next."""
-        total = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()))
+        calls = [list(mine) for mine in self.calls] if any(self.calls) else []
+        total = PoolState.resetting(self._opened.tolist(), tick=self._ticks, faults=dict(self._faults()), calls=calls)
         alive = [i for i in self.runners.alive if i in self._columns]
         replies = self.runners.collect(
             {i: self.runners.call(i, "pool_state") for i in alive}, self.runners.start_timeout_s
@@ -136,6 +139,7 @@ class RunnerSource(Source):
         self, state: PoolState, outs: Sequence[SampleBatch], journal: Sequence[OpenEpisode | None]
     ) -> list[int]:
         self._opened[:], self._ticks = np.maximum(state.episode, 0), state.tick
+        self.calls = [list(mine) for mine in state.calls] or [[] for _ in self._opened]
         self._restored, self._previous = Counter(state.faults), outs
         self._gone.clear()
         self._runner_metrics.clear()
@@ -160,6 +164,15 @@ class RunnerSource(Source):
             mine = range(slots.start, slots.stop)
             lost += [mine[b] for b in cut_slots[i]] if i in cut_slots else [b for b in mine if not state.ended[b]]
         return sorted(lost)
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        return self.runners.call_envs(call, slots, self._slots, self.calls)
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        self.calls = [list(mine) for mine in calls]
+        alive = [i for i in self.runners.alive if i in self._slots]
+        sent = {i: self.runners.call(i, "recall", plain(self.calls[self._slots[i]])) for i in alive}
+        self.runners.collect(sent, self.runners.start_timeout_s)
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> EvaluationRunners:
         """Slots of an evaluation, dealt among the runners that are alive."""
@@ -231,10 +244,15 @@ class RunnerSource(Source):
 
     def _resume_runner(self, i: int) -> None:
         """Has a replacement go on from the last row of its columns: every slot resets into its next episode."""
-        if i not in self._columns or self._previous is None:
+        if i not in self._columns:
             return
         slots = self._slots[i]
+        if self._previous is None:
+            if any(self.calls[slots]):
+                self._resuming[i] = self.runners.call(i, "recall", plain(self.calls[slots]))
+            return
         state = PoolState.resetting(self._opened[slots].tolist(), tick=self._ticks, restarts=self._ticks)
+        state.calls = list(self.calls[slots])
         rows, unknown = self._rows_of(self._previous, i), [None] * len(state.episode)
         if self.requests:  # it has no part in batches that are on their way, which leave its columns as `_absent` does
             for row, spec in zip(rows.values(), self.specs):

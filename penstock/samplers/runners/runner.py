@@ -19,6 +19,7 @@ from penstock.core.batch import SampleBatch, batches_of
 from penstock.core.errors import ConfigError
 from penstock.core.noise import Noise, Purpose
 from penstock.core.tree import Tree, pack_leaves, tree_map, unpack_leaves
+from penstock.envs.pools.calls import CallRecord, EnvCall, from_plain
 from penstock.envs.pools.pool import BatchColumns, EpisodeLog, OpenEpisode, PoolState
 from penstock.processes.serialization import versions
 from penstock.samplers.runners.activity import note_evaluation
@@ -128,15 +129,43 @@ class Runner:
         known = [None if x is None else OpenEpisode(*x) for x in episodes]
         return self.live.resume(rows, agent_states, PoolState.from_plain(pool), known)
 
+    def call_envs(self, call: tuple[Any, ...], slots: list[int]) -> list[tuple[Any, ...]]:
+        """Executes a call in these of its slots, counted from its first; returns the answers."""
+        found = self.live.call_envs(EnvCall(*call), slots)
+        return [tuple(found[b]) for b in slots]
+
+    def call_evaluation(
+        self, call: tuple[Any, ...], B: int, first_slot: int, calls: Sequence[Sequence[Any]]
+    ) -> list[tuple[Any, ...]]:
+        """Executes a call in B environments for evaluation, after `calls`; returns the answers."""
+        self._evaluates_after(calls)
+        self.live.evaluation_buffers(B, first_slot)
+        return [tuple(x) for x in self.live.call_envs(EnvCall(*call), [], True).values()]
+
+    def recall(self, calls: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Repeats the calls of each slot in environments that have had none yet."""
+        self.live.pool.recall(from_plain(calls))
+
+    def _evaluates_after(self, calls: Sequence[Sequence[Any]]) -> None:
+        self.live.take_evaluation_calls([CallRecord(*x) for x in calls])
+
     def open_evaluation(
-        self, B: int, first_slot: int, seed: int, episodes: list[int], max_steps: int | None = None
+        self,
+        B: int,
+        first_slot: int,
+        seed: int,
+        episodes: list[int],
+        max_steps: int | None = None,
+        calls: Sequence[Sequence[Any]] = (),
     ) -> None:
         """Begins an evaluation with B of its slots: each plays this many episodes.
 
         Args:
-            max_steps: after which an episode of many agents is cut; those of one agent the owner cuts.
+            max_steps: after which an episode of many agents is cut; those of one agent the owner cuts. calls: those
+                that every environment for evaluation has had.
         """
         note_evaluation(seed)
+        self._evaluates_after(calls)
         buffers = self.live.evaluation_buffers(B, first_slot)
         if max_steps is not None:
             buffers.pool.limit(max_steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.actors.backend import Backend, RunnerError
@@ -16,6 +16,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.parameters import pack_parameters
 from penstock.core.errors import ConfigError, EnvWorkerError
 from penstock.core.spec import EnvSpec
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, recorded
 from penstock.processes.serialization import require_same_versions
 from penstock.samplers.runners.activity import described
 from penstock.samplers.runners.agent_bytes import pack_agent
@@ -114,6 +115,22 @@ class Runners:
         """
         done = self.collect({i: self.call(i, "apply", function, *args) for i in self.alive}, harmless=True)
         return [done[i] for i in sorted(done)]
+
+    def call_envs(
+        self, call: EnvCall, slots: Sequence[int], of: Mapping[int, slice], calls: Sequence[list[CallRecord]]
+    ) -> list[Answer]:
+        """Executes a call in the environments of runners, after all that they were asked for; returns the answers.
+
+        Args:
+            slots: to call. of: the slots of each runner. calls: of every slot, where this one is added.
+        """
+        answers = dict.fromkeys(slots, Answer("absent"))
+        own = {i: [b for b in slots if of[i].start <= b < of[i].stop] for i in self.alive if i in of}
+        sent = {i: self.call(i, "call_envs", tuple(call), [b - of[i].start for b in x]) for i, x in own.items() if x}
+        for i, found in self.collect(sent, self.start_timeout_s).items():
+            answers |= zip(own[i], (Answer(*x) for x in found))
+        recorded(calls, call, slots, list(answers.values()))
+        return list(answers.values())
 
     def collect(
         self,

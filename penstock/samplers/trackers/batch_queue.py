@@ -119,7 +119,9 @@ class BatchQueue:
         """Joins states into one of all slots, as `Divisible.join_states`; the collectors must be LiveSamplers."""
         first = states[0]
         if not first["released"]:
-            return first
+            return (
+                {**first, "inner": LiveState.join_states([x["inner"] for x in states])} if "inner" in first else first
+            )
         starts = np.cumsum([0] + [len(x["opened"]) for x in states]).tolist()
         waiting: State = {}
         for itr in first["waiting"]:
@@ -138,7 +140,8 @@ class BatchQueue:
             CheckpointError: the state has another number of slots, or of batches ahead.
         """
         if state.get("released") == 0:
-            return [state] * len(slots)
+            inner = LiveState.split_state(state["inner"], slots) if "inner" in state else []
+            return [{**state, "inner": x} for x in inner] or [state] * len(slots)
         self.check(state)
         total = len(state["opened"])
         check_slots(total, slots)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.errors import ConfigError
 from penstock.core.limits import require_whole
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.samplers.episodes import Episodes
+from penstock.samplers.trackers.envs import Envs
 
 EVAL_SLOTS, EVAL_MAX_STEPS = 16, 27_000
 """Defaults of an evaluation. 27,000 steps are the 108,000 frames after which Atari's protocol ends an episode."""
@@ -66,3 +69,24 @@ class Evaluates:
     def evaluate(self, asked: Evaluation) -> Episodes:
         """Plays it."""
         raise NotImplementedError
+
+    @property
+    def envs(self) -> Envs:
+        """The environments, to call their methods and read or set their attributes between two batches."""
+        return Envs(self)
+
+    @property
+    def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
+        """By slot the calls that its training environment has had."""
+        return ()
+
+    def call_envs(self, call: EnvCall, slots: Sequence[int], evaluation: bool = False) -> dict[int, Answer]:
+        """Executes a call in environments, after every batch that was ordered; returns the answers by slot.
+
+        Args:
+            slots: of training environments. evaluation: in all evaluation environments instead, later ones too.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no environments that can be reached; expected a sampler of environments in a "
+            "run with run.learners=1"
+        )

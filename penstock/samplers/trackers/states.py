@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.core.errors import CheckpointError
 from penstock.core.tree import Tree, tree_map
+from penstock.envs.pools.calls import CallRecord, from_plain, plain
 from penstock.envs.pools.pool import PoolState
 from penstock.samplers.trackers.slots import EpisodeStats, Journal
 
@@ -33,22 +34,34 @@ class LiveState:
     """State of a Journal; empty where nothing is kept to replay."""
     out_of_bounds: Tree
     """Number of observations outside their space, by policy id."""
+    evaluation_calls: Sequence[CallRecord] = ()
+    """The calls that every evaluation environment has had."""
 
     @classmethod
-    def resetting(cls, pool: PoolState, collected: bool, row: Tree, out_of_bounds: Tree) -> LiveState:
+    def resetting(
+        cls,
+        pool: PoolState,
+        collected: bool,
+        row: Tree,
+        out_of_bounds: Tree,
+        evaluation_calls: Sequence[CallRecord] = (),
+    ) -> LiveState:
         """The state of slots that lost their open episodes, with last row `row`; `PoolState.resetting` makes `pool`."""
         B = len(pool.episode)
         stats, journal = EpisodeStats(B, 0.0).state_dict(), Journal(B, 0).state_dict()
-        return cls(collected, pool, row, None, stats, journal, out_of_bounds)
+        return cls(collected, pool, row, None, stats, journal, out_of_bounds, evaluation_calls)
 
     def to_plain(self) -> State:
         """Plain data for a checkpoint; `LiveState.from_plain` is the inverse."""
-        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "pool": self.pool.to_plain()}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "evaluation_calls"}
+        calls = {"evaluation_calls": plain([self.evaluation_calls])[0]} if self.evaluation_calls else {}
+        return {**own, "pool": self.pool.to_plain(), **calls}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> LiveState:
+    def from_plain(cls, state: Mapping[str, Any]) -> LiveState:
         """The state that `to_plain` described."""
-        known: dict[str, Any] = {**plain, "pool": PoolState.from_plain(plain["pool"])}
+        (calls,) = from_plain([state.get("evaluation_calls", ())])
+        known: dict[str, Any] = {**state, "pool": PoolState.from_plain(state["pool"]), "evaluation_calls": calls}
         return cls(**known)
 
     @classmethod
@@ -64,6 +77,7 @@ class LiveState:
             EpisodeStats.join_states(stats) if stats[0] else {},
             [slot for x in parts for slot in x.journal],
             tree_map(lambda *xs: sum(xs), *(x.out_of_bounds for x in parts)),
+            parts[0].evaluation_calls,
         ).to_plain()
 
     @classmethod
@@ -74,7 +88,8 @@ class LiveState:
             CheckpointError: the state has another number of slots.
         """
         if not state["collected"]:
-            return [state] * len(slots)
+            calls = state["pool"].get("calls", [])
+            return [{**state, "pool": {**state["pool"], "calls": calls[at]}} for at in slots]
         full = cls.from_plain(state)
         total, journal = len(full.pool.episode), list(full.journal)
         check_slots(total, slots)
@@ -87,6 +102,7 @@ class LiveState:
                 **columns_of(trees, at, total),
                 journal=journal[at],
                 out_of_bounds=none if at.start else full.out_of_bounds,
+                evaluation_calls=full.evaluation_calls,
             ).to_plain()
             for pool, at in zip(full.pool.split(slots), slots)
         ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import EnvContractError
+from penstock.envs.pools.calls import CallRecord
 from penstock.envs.pools.pool import PER_SLOT, EnvPool, EpisodeLog, Group, PoolState, slots_of
 
 
@@ -57,7 +58,22 @@ def test_parts_put_back_are_the_whole() -> None:
 
 
 def test_every_list_is_by_slot_and_nothing_else_is() -> None:
-    assert {f.name for f in fields(PoolState) if isinstance(getattr(a_state(2), f.name), list)} == {*PER_SLOT}
+    assert {f.name for f in fields(PoolState) if isinstance(getattr(a_state(2), f.name), list)} == {*PER_SLOT, "calls"}
+
+
+def test_calls_are_by_slot_and_empty_where_no_slot_had_any() -> None:
+    record = CallRecord("set", "level", b"3", False, 2, -1, False)
+    whole = replace(a_state(4), calls=[[], [record], [], []])
+    assert whole.of(slice(1, 3)).calls == [[record], []] and a_state(4).of(slice(1, 3)).calls == []
+    parts = whole.split([slice(0, 1), slice(1, 4)])
+    assert PoolState.join(parts) == whole and PoolState.join([a_state(1), parts[1]]).calls == [[], [record], [], []]
+    assert PoolState.join([a_state(1), a_state(1)]).calls == []
+    other = a_state(4)
+    other.put(slice(2, 4), whole.of(slice(0, 2)))
+    assert other.calls == [[], [], [], [record]]
+    other.put(slice(3, 4), a_state(1))
+    assert other.calls == [[], [], [], []]
+    assert PoolState.from_plain(whole.to_plain()) == whole and "calls" not in a_state(2).to_plain()
 
 
 def test_plain_data_and_back() -> None:

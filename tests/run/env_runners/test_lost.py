@@ -15,7 +15,11 @@ import pytest
 import penstock as ps
 from penstock.actors.backend import RunnerError
 from penstock.actors.in_process import FinishedCall, InProcess
+from penstock.core.errors import ConfigError
+from penstock.envs.make import EnvConfig
 from penstock.testing.samplers import bits
+from penstock.workers import faults
+from tests.samplers.levels import Levels
 from tests.slow import slow
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:runner .*the runner is replaced")]
@@ -159,3 +163,28 @@ def test_no_remote_worker_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert group.foreach(lambda runner: 1, local=True) == [1]
         with pytest.raises(ps.ConfigError, match="num_env_runners=0"):
             _ = group.backend
+
+
+@pytest.mark.parametrize("place", ["in-process", *slow("processes")])
+def test_a_replacement_has_had_all_calls_of_its_environments(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_FIRST_DELAY_S", 0.0)
+    exp = ps.Experiment(EnvConfig(Levels), EXP.algo, ps.SerialSampler(8, 2), EXP.run)
+    with ps.EnvRunnerGroup(exp, 2, place) as group:
+        for begun in (False, True):
+            if begun:
+                group.sample()
+            group.envs.call("set_level", 2 + begun)
+            group.envs.call("spawn", "a", slots=[3])
+            group.runners.lost(1, killed())
+            group.envs.set("gravity", 1.62)  # while it is not up
+            while not group.sample().valid[-1].all():
+                pass
+            assert group.envs.get("level") == [2 + begun] * 4
+            assert group.envs.get("gravity", slots=[3, 0]) == {3: 1.62, 0: 1.62}
+        assert group.envs.get("spawned") == [[], [], [], ["a", "a"]]
+        with pytest.raises(ConfigError, match="a group has no evaluation environments"):
+            group.envs.get("level", evaluation=True)
+    with ps.EnvRunnerGroup(exp, 0) as group:
+        group.sample()
+        assert group.envs.call("set_level", 4) == [0, 1]
+        assert {*group.sample().obs[1:, :, 0][group.sample().valid].tolist()} == {4.0}

@@ -11,6 +11,7 @@ from penstock.core.batch import SampleBatch, carry_over
 from penstock.core.spec import MASK_KEY
 from penstock.core.tree import tree_assign, tree_leaves, tree_map
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import Answer, CallRecord, EnvCall
 from penstock.envs.pools.many.agent_envs import AgentEnvs, EpisodeRecorder
 from penstock.envs.pools.pool import EnvPool, Group, Ints, PoolState, lost_rewards
 from penstock.envs.pools.settings import PoolSettings
@@ -28,6 +29,7 @@ class AgentsPool(EnvPool):
         self.host = host = AgentEnvs(config, slots, settings, self.takes_turns)
         E, seating = len(host.envs), host.seating
         self.settings, self.evaluation = settings, settings.evaluation
+        self.calls = host.calls
         self.specs, self.seats, self.info_keys = host.specs, seating.seats, host.info_keys
         self.groups = tuple(Group(p, slice(0, E * n)) for p, n in enumerate(self.seats))
         self.recorder = EpisodeRecorder(E, seating.agents, self.info_keys, settings.discount)
@@ -62,9 +64,9 @@ class AgentsPool(EnvPool):
 
     def restored(self, state: PoolState, restore: Callable[[int, Any], bool]) -> list[int]:
         """Goes on from a state; returns the environments that `restore(e, snapshot)` did not bring back."""
-        self.host.set_state(state)
+        self.host.begin_restore(state)
         lost = [e for e, found in enumerate(state.snapshot) if not restore(e, found)]
-        self.host.set_state(state, lost)
+        self.host.end_restore(state, lost)
         return lost
 
     def recv(self) -> int:
@@ -82,3 +84,9 @@ class AgentsPool(EnvPool):
 
     def close(self) -> None:
         self.host.close()
+
+    def call(self, call: EnvCall, slots: Sequence[int]) -> list[Answer]:
+        return self.host.call(call, slots)
+
+    def recall(self, calls: Sequence[Sequence[CallRecord]]) -> None:
+        self.host.recall(calls)

@@ -134,6 +134,7 @@ def replay_parallel(
             chosen = {agent: rows[p][b - e * seats[p]] for agent, p, b in parallel.where[e]}
             if not chosen:
                 return False
+            host.repeat(e, t)
             steps = parallel.answer(e, host.step(e, chosen), chosen)
             at = {(step.policy, step.column): step for step in steps}
             shown.update(at)

@@ -59,21 +59,24 @@ def replay_turns(
     plain: Mapping[str, Any],
     action_of: Callable[[str, list[Any]], Any],
     agents: Sequence[str],
+    before_move: Callable[[int], None],
 ) -> bool:
     """Plays the moves that `to_plain` described in an environment that was reset; True if all is as it was, to the bit.
 
     It ends where an agent is to act, whose turn is part of the digest.
 
     Args:
-        action_of: (agent, leaves of an action) -> the action. agents: `possible_agents`.
+        action_of: (agent, leaves of an action) -> the action. agents: `possible_agents`. before_move: called with the
+            number of moves so far.
     """
     actions: list[Any] = plain["actions"]
     rows: dict[int, Any] = {k: iter(list(zip(*leaves))) for k, *leaves in actions}
     try:
         order: list[int] = plain["order"].tolist()
-        for k in order:
+        for moves, k in enumerate(order):
             if not _to_turn(env, journal) or env.agent_selection != agents[k]:
                 return False
+            before_move(moves)
             action = action_of(agents[k], [x[()] for x in next(rows[int(k)])])
             journal.add(k, action)
             env.step(action)

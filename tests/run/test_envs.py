@@ -1,0 +1,119 @@
+"""Calls of environments in a run: between iterations, kept by its checkpoints, and the curriculum that makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.core.errors import ConfigError
+from penstock.envs.make import EnvConfig
+from tests.run.test_loop import rows
+from tests.samplers.levels import Levels
+from tests.slow import slow
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forked")]
+curriculum = ps.Curriculum({1.0: 3, 150.0: 5, 250.0: 8}, evaluation=True)
+NET = ps.Net(hidden=(8,))
+SAMPLERS: dict[str, Any] = {
+    "serial": ps.SerialSampler(8, 4),
+    "cpu": ps.CpuSampler(8, 4, workers=2),
+    "async": ps.AsyncSerialSampler(ps.SerialSampler(8, 4), depth=1),
+    "runners": ps.RunnerSampler(inner=ps.SerialSampler(8, 2), runners=2, backend="in-process", depth=1),
+}
+
+
+def experiment(path: Path, sampler: str, **run: Any) -> ps.Experiment:
+    return ps.Experiment(
+        env=EnvConfig(Levels),
+        algo=ps.PPO(net=NET, minibatch=16, epochs=1),
+        sampler=SAMPLERS[sampler],
+        run=ps.RunConfig(
+            steps=512, dir=str(path), seed=3, progress="off", log_interval=1, checkpoint_interval=256, eval_interval=320,
+            eval_episodes=4, **run,
+        ),
+    )  # fmt: skip
+
+
+def first_call(it: ps.Iteration) -> None:
+    """Something to reach the curriculum's first threshold with: an environment of level 0 pays nothing."""
+    if it.itr == 2:
+        assert it.run.envs.call("set_level", 1) == [0, 1, 2, 3]
+    curriculum(it)
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in row.items() if key.split("/")[0] in ("rollout", "train", "eval", "step")
+         and not key.endswith(("_s", "_ms"))}
+        for row in rows(run)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", ["serial", *slow("cpu", "async", "runners")])
+def test_a_curriculum_raises_the_level_and_goes_on_exactly_from_any_checkpoint(sampler: str, tmp_path: Path) -> None:
+    whole, levels = tmp_path / "whole", list[list[Any]]()
+    with ps.Run(experiment(whole, sampler)) as run:
+        for it in run:
+            first_call(it)
+            levels.append(it.run.envs.get("level"))
+        evaluated = run.envs.get("level", evaluation=True)
+    seen = [level[0] for level in levels]
+    assert all(level == [level[0]] * 4 for level in levels)
+    assert seen == sorted(seen)
+    assert {*seen} > {0, 3, 5}
+    assert {*evaluated} == {seen[-1]}
+    expected = without_times(whole)
+    for stop in (3, 9):
+        cut = tmp_path / f"cut-{stop}"
+        with ps.Run(experiment(cut, sampler)) as run:
+            for it in run:
+                first_call(it)
+                if it.itr == stop:
+                    run.stop()
+        with ps.Run.resume(cut) as run:
+            for it in run:
+                first_call(it)
+                assert it.run.envs.get("level") == levels[it.itr - 1]
+            assert run.envs.get("level", evaluation=True) == evaluated
+        found = without_times(cut)
+        assert [row for row in found if row["step"] > 32 * stop] == [row for row in expected if row["step"] > 32 * stop]
+
+
+def test_a_run_passes_its_curriculum_by_name_and_says_what_cannot_be_reached(tmp_path: Path) -> None:
+    run = ps.Run(experiment(tmp_path / "named", "serial", each="tests.run.test_envs:first_call"))
+    with pytest.raises(ConfigError, match="used in a with"):
+        _ = run.envs
+    with run:
+        for _ in run:
+            pass
+    with pytest.raises(ConfigError, match="is over"):
+        run.envs.get("level")
+    for levels in ({}, {"a": 1}, 3, {float("nan"): 1}):
+        with pytest.raises(ConfigError, match="expected levels by threshold"):
+            ps.Curriculum(levels)  # pyright: ignore[reportArgumentType]
+
+
+def test_evaluation_environments_that_the_run_itself_plays_are_refused_by_name(tmp_path: Path) -> None:
+    exp = replace(
+        experiment(tmp_path, "serial"),
+        env=EnvConfig("CartPole-v1"),
+        eval_env=EnvConfig("CartPole-v1", {"vectorized": True}),
+    )
+    with ps.Run(exp) as run:
+        next(iter(run))
+        run.envs.set("gravity", 1.62)
+        with pytest.raises(ConfigError, match=r"evaluation=True: the run itself plays CartPole-v1"):
+            run.envs.set("gravity", 1.62, evaluation=True)
+        run.stop()
+
+
+@pytest.mark.slow
+def test_environments_of_several_learners_are_refused_by_name(tmp_path: Path) -> None:
+    with ps.Run(experiment(tmp_path, "serial", learners=2)) as run:
+        next(iter(run))
+        with pytest.raises(ConfigError, match=r"run.learners=1"):
+            run.envs.call("set_level", 3)
