@@ -198,7 +198,7 @@ class _Reader:
         if self._left < 0 or not 0 <= at <= len(self._data) - size:
             raise ValueError(
                 f"an array {dtype}{shape} takes {size:,} bytes from byte {at:,} on; expected arrays that fit into the "
-                f" {len(self._data):,} bytes of data together"
+                f"{len(self._data):,} bytes of data together"
             )
         array = np.empty(shape, dtype)
         if size:

@@ -81,7 +81,6 @@ class PartitionedStore:
     def __init__(self, storage: Storage, view: View, partition: Partition) -> None:
         self.storage, self.bytes = storage, storage.bytes
         self._view, self._partition = view, partition
-        self.set_discount = view.set_discount
 
     def write(self, batch: SampleBatch, terminated: Array | None) -> int:
         """Like `Storage.write`; a gap that one learner needs is left by all."""
@@ -91,6 +90,10 @@ class PartitionedStore:
     def read(self, t: Rows, b: Rows, noise: Array) -> TrainBatch:
         """Like `View.read`, for this learner's slots by local numbers."""
         return self._view.read(self.storage, t, b, noise)
+
+    def set_discount(self, discount: float) -> None:
+        """Like `View.set_discount`."""
+        self._view.set_discount(discount)
 
     def state_dict(self) -> dict[str, Any]:
         """Like `Storage.state_dict`; frames before episodes are merged over learners."""

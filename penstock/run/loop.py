@@ -13,14 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from penstock.core.config import import_object
+from penstock.core.config import import_object, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import at
+from penstock.run.files.changes import at, write_change
 from penstock.run.files.inits import Init
 from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Iteration, PendingIteration
@@ -31,7 +31,7 @@ from penstock.run.result import STOPPED, Result, headline, remarks, summary, tit
 from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
-from penstock.samplers.trackers.envs import Envs
+from penstock.samplers.trackers.envs import Called, Envs
 
 
 def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> Result:
@@ -245,7 +245,11 @@ class Run:
         trainer = self._in_the_with()
         elsewhere = trainer.plan.held_out is not None and trainer.plan.env.evaluation is None
         why = f"the run itself plays {trainer.plan.eval_env.name}, which one of its sampler's pools cannot play"
-        return Envs(trainer.sampler, evaluator=why if elsewhere else "")
+
+        def note(called: Called) -> None:
+            write_change(self.run_dir, trainer.env_steps, {f"env_{called.kind}": to_plain(called._asdict())})
+
+        return Envs(trainer.sampler, told=note, evaluator=why if elsewhere else "")
 
     @property
     def result(self) -> Result:

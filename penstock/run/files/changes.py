@@ -17,8 +17,8 @@ from penstock.run.experiment import Experiment
 from penstock.run.log import cut_rows, read_rows
 
 CHANGES = "changes.jsonl"
-"""Journal in the run directory: a row for each change, {"step": environment steps, "set": {path: value}} or
-{"step": ..., "call": ...}."""
+"""Journal in the run directory: a row for each change, {"step": environment steps, "set": {path: value}}. Calls into
+environments stand there for people, as `env_call` and `env_set`; the sampler's state repeats them."""
 RUN_SETTINGS = (
     "steps", "stop", "eval_interval", "eval_episodes", "eval_max_steps", "checkpoint_interval", "keep", "keep_replays",
     "log_interval",

@@ -329,7 +329,7 @@ def test_fragments_of_any_runner_are_refused_before_anything_is_collected() -> N
     algo = pair(ps.IMPALA(net=NET), ps.IMPALA(net=NET), min_rows={"boss": 8})
     sampler = ps.RunnerSampler(runners=2, inner=ps.SerialSampler(T=8, B=2), backend="processes", mode="ready")
     exp = ps.Experiment("tests.learn.rows.boss:Boss", algo, sampler, ps.RunConfig(steps=64, progress="off"))
-    with pytest.raises(ConfigError, match=r"policy 'boss': min_rows keeps rows.*mode='ready'"):
+    with pytest.raises(ConfigError, match=r"policy 'boss': min_rows joins the rows.*mode='ready'"):
         ps.Trainer(exp)
 
 
