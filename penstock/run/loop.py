@@ -274,15 +274,10 @@ class Run:
                 and the intervals of `run`.
 
         Raises:
-            ConfigError: a path or value that does not exist, one that cannot change while a run goes on, or the run has
-                ended.
+            ConfigError: a path or value that does not exist, one that cannot change while a run goes on, or the with is
+                over.
         """
         trainer = self._in_the_with()
-        if self._ending == "done" or self._result is not None:
-            raise ConfigError(
-                f"the run has ended at {trainer.env_steps:,} steps; ps.resume(run_dir, {{'run.steps': ...}}) goes on "
-                "with other run settings"
-            )
         before = trainer.exp
         trainer.change(changes)
         for path in changes:
@@ -290,6 +285,8 @@ class Run:
             if isinstance(new, (int, float)):
                 (self._unlogged if self._open is None else self._open.it.metrics)[f"settings/{path}"] = float(new)
             self._say(f"step {trainer.env_steps:,}: {path} {old} -> {new}")
+        if self._ending == "done" and not self._over(self._metrics if self._open is None else self._open.it.metrics):
+            self._ending = None  # made longer in what was to be its last iteration
 
     def save(self) -> Path:
         """Writes a checkpoint now; its path, or that of the newest if a learner is lost. Raises CheckpointError."""
@@ -322,7 +319,7 @@ class Run:
         self._phase = _Phase.TRAINING
         interrupted, trainer.pending = trainer.pending, {}
         metrics = (interrupted or trainer.train()) | self._unlogged
-        done = trainer.reached(metrics) or trainer.env_steps >= config.steps
+        done = self._over(metrics)
         evaluation = None
         if config.eval_episodes and (done or interrupted or _crossed(config.eval_interval, before, trainer.env_steps)):
             if done:  # so that nothing is lost if the last evaluation is cut short
@@ -376,6 +373,10 @@ class Run:
         due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.best_score > open_.best
         if due and not self._ends():
             self._checkpoint(self._metrics.get("eval/mean_reward"))
+
+    def _over(self, metrics: ResultDict) -> bool:
+        """True once the steps are done, or the stop rule is reached."""
+        return self.trainer.reached(metrics) or self.trainer.env_steps >= self.trainer.exp.run.steps
 
     def _ends(self) -> bool:
         """True if there is no further iteration."""

@@ -198,11 +198,14 @@ def test_what_cannot_change_is_refused_by_name_and_nothing_has_changed(tmp_path:
         run.set({"algo.lr": 1e-4})
 
 
-def test_the_last_iteration_is_too_late(tmp_path: Path) -> None:
-    with ps.Run(experiment("ppo", tmp_path / "a", steps=60)) as run:
-        for _ in run:
-            with pytest.raises(ConfigError, match="the run has ended at 62 steps"):
-                run.set({"run.steps": 640})
+def test_the_last_iteration_can_make_the_run_longer_or_change_what_an_extension_trains_with(tmp_path: Path) -> None:
+    run = play(ps.Run(experiment("ppo", tmp_path / "a", steps=60)), {1: {"run.steps": 120}, 2: {"algo.lr": 1e-3}})
+    assert [row["step"] for row in rows(tmp_path / "a")] == [62, 122]
+    assert (run.result.env_steps, run.result.stopped_by) == (122, "steps")
+    ps.resume(tmp_path / "a", {"run.steps": 180})
+    play(ps.Run(experiment("ppo", tmp_path / "b", steps=180)), {2: {"algo.lr": 1e-3}})
+    extended, longer = rows(tmp_path / "a")[-1], rows(tmp_path / "b")[-1]
+    assert extended["train/learning_rate"] == 1e-3 and extended == longer
 
 
 def test_alpha_that_is_learned_is_no_number_later(tmp_path: Path) -> None:
