@@ -1,4 +1,4 @@
-"""Networks from specs: MLP, the published image encoders, and an encoder for any observation tree."""
+"""Networks from specs: settings, published image encoders, and an encoder for any observation tree."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 
 LARGE = 10_000_000
-"""Parameters of a network from which a warning names what makes it smaller; an image of 84 x 84 x 4 makes 1.7e6."""
+"""Parameters above which a network gets a warning; an image of 84 x 84 x 4 needs 1.7e6."""
 ABSURD = 500_000_000
-"""Parameters from which a network is refused before it is made: 2 GB, and four times that with gradients and Adam."""
+"""Parameters above which a network is refused: 2 GB, four times that with gradients and Adam."""
 _RESIZE = "gymnasium.wrappers.ResizeObservation(env, (84, 84))"
 
 
@@ -44,23 +44,23 @@ class Net:
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, usually (64, 64) to (256, 256)."""
     actor_hidden: tuple[Count, ...] | None = None
-    """Widths of the actor's fully connected layers; None: `hidden`. Where actor and critic share a body, `hidden` is
-    the shared part, and these layers follow it (behind a memory)."""
+    """Widths of the actor's fully connected layers; None: `hidden`. If actor and critic share a body (`hidden`), these
+    layers follow it (and the memory)."""
     critic_hidden: tuple[Count, ...] | None = None
-    """Like `actor_hidden`, of the critic or critics."""
+    """Like `actor_hidden`, for the critic or critics."""
     activation: ActivationName | Callable[[], nn.Module] = "tanh"
     """Activation between fully connected layers, by name or as a class of modules (`module:NAME`). tanh suits policy
     gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
     init: InitName = "auto"
-    """How fully connected layers before the outputs, and image networks, start; `torch`: as torch's layers. `auto`: as
-    each algorithm's pages say; output layers always do."""
+    """Initialisation of hidden layers and image networks; `torch`: torch's own. `auto`, and output layers always: as
+    each algorithm's page says."""
     encoder: EncoderFn | str | Mapping[str, EncoderFn | str] | None = None
     """Encoder of your own: `module:NAME` or a callable, from the observation's spec to a module with an int `features`,
     which maps observations [N, *O] to [N, features]. A mapping gives one for some keys of a Dict observation."""
     encoder_weights: str | Mapping[str, str] | None = None
     """File that the encoder starts from, safetensors or a state dict; a mapping: by key of `encoder`."""
     encoder_freeze: bool = False
-    """Encoders do not learn, and stay in `eval()`. For a smaller step size of theirs see `lr_scales`."""
+    """Freeze encoders, which stay in `eval()`. For a smaller step size see `lr_scales`."""
     cnn: Literal["auto", "nature", "impala", "minatar"] | tuple[tuple[int, ...], ...] = "auto"
     """Encoder of images: Mnih et al. 2015, the ResNet of Espeholt et al. 2018, one small layer (Young and Tian 2019),
     or layers, each (channels, kernel, stride) or (channels, kernel, stride, padding) and followed by relu. These and
@@ -69,18 +69,18 @@ class Net:
     image: ImageRule = "auto"
     """Which boxes are images: `auto`: see docs/environments.md; `yes`: all of two to four axes; `no`: none."""
     channels: Literal["auto", "first", "last"] = "auto"
-    """Axis of an image that holds its channels. `auto`: the one that differs if the two other axes are equal, else the
-    smaller of the two ends."""
+    """Axis of an image that holds its channels. `auto`: the one beside two equal axes, else the smaller of first and
+    last."""
     image_scale: Positive | Literal["auto"] = "auto"
     """Divisor of an image's values, usually 255 or 1. `auto`: the upper bound of its space, at least 1."""
     shared: bool | None = None
-    """Actor and critic share their body. None: only with an image of bytes or memory, where a second body is costly."""
+    """Actor and critic share their body. None: only with byte images or memory, where a second body is costly."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """Memory between body and heads."""
     recurrent_size: Count = 128
     """Width of the memory."""
     critic_recurrent: Literal["shared", "own", "none"] = "shared"
-    """The critic's memory in PPO, A2C and their kind: the actor's, one of its own, or none."""
+    """The critic's memory in PPO, A2C and the like: the actor's, its own, or none."""
     prev_action: bool = False
     """Feed the previous action to the body (one-hot for choices, zeros at an episode's start)."""
     prev_reward: bool = False
@@ -88,25 +88,25 @@ class Net:
     squash: bool = False
     """Squash box actions into their bounds by tanh, with the exact log-probability, instead of clipping them."""
     log_std_init: Number | None = None
-    """Initial log standard deviation of box actions in units of half the box, usually -2 to 0; with gSDE, that of the
-    noise of each weight. None: 0, with gSDE -2, in SAC -3."""
+    """Initial log standard deviation of box actions in units of half the box, usually -2 to 0; with gSDE, of each
+    weight's noise. None: 0, with gSDE -2, in SAC -3."""
     use_sde: bool = False
-    """gSDE (Raffin et al. 2021) for one box of actions, in PPO, A2C and SAC: noise is linear in the last features, so
-    that motions are smooth."""
+    """gSDE (Raffin et al. 2021) for one box of actions, in PPO, A2C and SAC: noise is linear in the last features, for
+    smooth motion."""
     sde_sample_freq: Count | None = None
     """Steps after which gSDE draws new noise, usually 4 to 64; None: once a batch (-1 in Stable-Baselines3)."""
     normalize_obs: bool = False
     """Shift and scale box observations (not images of uint8) by their running mean and variance."""
     reward_scale: Positive = 1.0
-    """Factor of rewards, for targets only; after `normalize_reward` or `clip_reward`."""
+    """Multiplies rewards, for targets only; after `normalize_reward` or `clip_reward`."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of their discounted return, clipped at 10, for targets only. With n_step
+    """Divide rewards by the running deviation of the discounted return, clipped at 10, for targets only. With n_step
     > 1 all algorithms but R2D1 clip the discounted sum of n rewards, where Stable-Baselines3's VecNormalize clips
     each."""
     clip_reward: bool = False
     """Learn from the sign of rewards, as on Atari (Mnih et al. 2015, "Methods"); the record keeps the rewards."""
     terminal_info: str = ""
-    """Key of a recorded env info that targets treat as a terminal state where it is not 0, such as `life_lost`."""
+    """Key of a recorded env info, such as `life_lost`; targets treat nonzero as a terminal state."""
 
     def __post_init__(self) -> None:
         if isinstance(self.activation, str) and ":" in self.activation:
@@ -133,18 +133,18 @@ class Net:
         return self.recurrent != "none"
 
     def of(self, part: Literal["actor", "critic"]) -> Net:
-        """The settings of a network of its own for the actor or the critic: with its widths as `hidden`."""
+        """The settings of a separate actor or critic network, with its widths as `hidden`."""
         hidden = self.actor_hidden if part == "actor" else self.critic_hidden
         return self if hidden is None else replace(self, hidden=hidden)
 
     def without_key(self, key: str) -> Net:
-        """The settings for observations that lack a key of a Dict."""
+        """The settings for observations without a key of a Dict."""
         if not isinstance(self.encoder, Mapping) or key not in self.encoder:
             return self
         return replace(self, encoder={name: x for name, x in self.encoder.items() if name != key} or None)
 
     def refuse_parts(self, algo: str) -> None:
-        """Raises ConfigError if settings of an actor or a critic are given for agents with one network."""
+        """Raises ConfigError for settings of actor or critic, given to an agent with one network."""
         given: dict[str, Any] = {"actor_hidden": self.actor_hidden, "critic_hidden": self.critic_hidden}
         given["critic_recurrent"] = None if self.critic_recurrent == "shared" else self.critic_recurrent
         for name, value in given.items():
@@ -152,7 +152,7 @@ class Net:
                 raise ConfigError(f"net.{name}={value!r} with {algo}, which has one network; use net.hidden")
 
     def log_std(self, with_sde: float = -2.0) -> float:
-        """`log_std_init`; where it is None 0, or `with_sde` where gSDE sums noise over all features."""
+        """`log_std_init`; if None 0, or `with_sde` with gSDE, which sums noise over all features."""
         usual = with_sde if self.use_sde else 0.0
         return usual if self.log_std_init is None else self.log_std_init
 
@@ -165,12 +165,12 @@ class Net:
 
 
 def _laid_out(images: Tensor) -> Tensor:
-    """Images as training convolves them fastest."""
+    """Images in the layout fastest for training."""
     return images.contiguous(memory_format=torch.channels_last) if trains_on_cpu(images) else images
 
 
 def convolved(convs: nn.Sequential, images: Tensor) -> Tensor:
-    """[N, size]: `convs`, its result flat; a relu after a convolution writes over it, where both are plain."""
+    """[N, size]: `convs`, flattened; a relu after a plain convolution is done in place."""
     if not is_plain(convs, nn.Sequential) or not runs_directly():
         return convs(images).flatten(1)
     x, before, layers = images, None, list(convs)
@@ -259,10 +259,10 @@ class MinAtarCNN(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """[N, C, H, W] float -> [N, size]: the layers of a `net.cnn` that is data, each followed by relu.
+    """[N, C, H, W] float -> [N, size]: the layers of a tuple `net.cnn`, each followed by relu.
 
     Raises:
-        ConfigError: a kernel is larger than the padded image that its layer is given.
+        ConfigError: a kernel is larger than its layer's padded input.
     """
 
     def __init__(self, layers: tuple[tuple[int, ...], ...], channels: int, height: int, width: int) -> None:
@@ -312,8 +312,8 @@ def _small_layers(h: int, w: int) -> tuple[tuple[int, ...], ...]:
 class Encoder(nn.Module):
     """Features [N, size] of an observation tree, with previous action and reward if the net asks for them.
 
-    Vectors pass unchanged, choices as one-hots, bits as floats, and each image (`image_of`) through its own network,
-    but for what `net.encoder` takes. The result of one vector alone is that vector.
+    Vectors pass unchanged, choices as one-hots, bits as floats, each image (`image_of`) through its own network, unless
+    `net.encoder` takes it. A single vector is returned as it is.
 
     Args:
         closing: image networks end in the fully connected layer of their paper, if it has one.
@@ -331,13 +331,13 @@ class Encoder(nn.Module):
         self.prev_reward = net.prev_reward
         self.images = nn.ModuleDict()
         self.own = nn.ModuleDict()
-        """Encoders of the user's own, by key of a Dict observation; one of the whole observation is `obs`."""
+        """The user's encoders, by key of a Dict observation; one for the whole observation is `obs`."""
         encoders = own_encoders(obs, net)
         self._taken = _taken_leaves(obs, encoders)
         self.shown: list[Image | None] = [
             None if i in self._taken else image_of(leaf, net) for i, leaf in enumerate(self.leaves)
         ]
-        """Each leaf as an image, None for those that are none and those that an own encoder takes."""
+        """Each leaf as an image; None for other leaves and those of a user's encoder."""
         self.paths = tree_paths(obs)
         if not encoders:
             require_images(self.leaves, self.shown, net)
@@ -378,11 +378,11 @@ class Encoder(nn.Module):
 
     @property
     def sees_images(self) -> bool:
-        """True if rows are large: some part is an image, or an own encoder takes an array of two and more axes."""
+        """True if rows are large: with an image, or a user's encoder of an array of two or more axes."""
         return bool(self.images) or any(len(self.leaves[i].shape) > 1 for i in self._taken)
 
     def in_words(self) -> dict[str, str]:
-        """By path: own encoders, and whether each box of two and more axes is treated as an image or as a vector."""
+        """By path: user's encoders, and whether each box of two or more axes is an image or a vector."""
         found: dict[str, str] = {}
         for i, (path, leaf, image) in enumerate(zip(self.paths, self.leaves, self.shown)):
             if i in self._taken:
@@ -448,7 +448,7 @@ def _warn_if_large(image: nn.Module, shape: str, net: Net) -> None:
 
 
 def _taken_leaves(obs: Tree, encoders: Mapping[str | None, Any]) -> dict[int, tuple[str, str | None] | None]:
-    """The leaves that own encoders take, by number: the first of each encoder with its name and key, others None."""
+    """The leaves of users' encoders, by number: each encoder's first with its name and key, others None."""
     numbered: Any = tree_unflatten(tree_structure(obs), list(range(len(tree_leaves(obs)))))
     taken: dict[int, tuple[str, str | None] | None] = {}
     for number, key in enumerate(encoders):
@@ -473,7 +473,7 @@ def _flat_features(leaf: LeafSpec, x: Tensor) -> Tensor:
 
 
 def _one_hot(x: Tensor, start: int, n: int) -> Tensor:
-    """[N, n] floats; all zeros where x is no choice, as in rows of padding."""
+    """[N, n] floats; zeros where x is no valid choice, as in padding."""
     return (x.long().unsqueeze(-1) == torch.arange(start, start + n, device=x.device)).float()
 
 

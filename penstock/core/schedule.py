@@ -24,9 +24,9 @@ alike, `piecewise((0, a), (0.5, b))`, `warmup(0.05, SCHEDULE)`, `module:function
 
 S = TypeVar("S")
 _WARM = 0.01
-"""Share of its value that a schedule begins a warm-up with."""
+"""Factor of a schedule's value at the start of a warm-up."""
 _LOOKED_AT = 64
-"""Places at which a function is called to learn its range."""
+"""Intervals at whose ends a function is called to find its range."""
 _FORMS = (
     "a number, linear(start, end[, until]) or linear(start, end, steps=N), cosine(...) or exponential(...) alike, "
     "piecewise((0, a), (0.5, b), ...), warmup(0.05, SCHEDULE), or module:function"
@@ -34,14 +34,14 @@ _FORMS = (
 
 
 class Curve(NamedTuple):
-    """A schedule that was read."""
+    """A parsed schedule."""
 
     value: Callable[[float, float], float]
     """(fraction of the run, environment steps) -> its value."""
     lowest: float
     highest: float
     of_total: bool = False
-    """True if it needs the length of the run."""
+    """True if it depends on the length of the run."""
 
     @property
     def start(self) -> float:
@@ -60,36 +60,36 @@ def cosine(start: float, end: float, until: float = 1.0) -> str:
 
 
 def exponential(start: float, end: float, until: float = 1.0) -> str:
-    """From `start` to `end`, both above 0, by the same factor in each step: start * (end / start)^fraction."""
+    """From `start` to `end`, both above 0, by a constant factor per step: start * (end / start)^fraction."""
     return f"exponential({start!r}, {end!r}, {until!r})"
 
 
 def piecewise(*points: tuple[float, float]) -> str:
     """Straight lines between points (place, value), constant before the first and after the last.
 
-    Places are fractions of the run, or environment steps if one is above 1. Two points at one place are a jump.
+    Places are fractions of the run, or environment steps if any is above 1. Two points at one place are a jump.
     """
     return f"piecewise({', '.join(f'({x!r}, {y!r})' for x, y in points)})"
 
 
 def warmup(until: float, schedule: Schedule) -> str:
-    """A schedule that rises to its values in a straight line from 1 % of them.
+    """A schedule scaled linearly from 1 % up to its full value.
 
     Args:
-        until: where that ends: a fraction of the run, or environment steps if above 1.
+        until: end of the warm-up: a fraction of the run, or environment steps if above 1.
     """
     return f"warmup({until!r}, {schedule})"
 
 
 def schedule_value(schedule: Schedule, progress: float, env_steps: float = 0) -> float:
-    """The value after a fraction `progress` of the run and `env_steps` steps. Raises ConfigError if it has none."""
+    """The value after a fraction `progress` of the run and `env_steps` steps. Raises ConfigError if invalid."""
     if isinstance(schedule, (int, float)) and math.isfinite(schedule):
         return float(schedule)
     return curve(schedule).value(progress, env_steps)
 
 
 def curve(schedule: Schedule) -> Curve:
-    """A schedule as a function of progress and steps. Raises ConfigError if it is none."""
+    """A schedule as a function of progress and steps. Raises ConfigError if invalid."""
     if isinstance(schedule, (int, float)) and math.isfinite(schedule):
         number = float(schedule)
         return Curve(lambda progress, env_steps: number, number, number)
@@ -192,7 +192,7 @@ def _warmed(until: float, inner: Curve) -> Curve:
 
 
 def _of_function(function: Any) -> Curve:
-    """A schedule by a function of progress. Raises ConfigError unless it returns finite numbers from 0 to 1."""
+    """A schedule from a function of progress. Raises ConfigError unless its values on [0, 1] are finite."""
     name = getattr(function, "__qualname__", repr(function))
 
     def value(progress: float, env_steps: float) -> float:
@@ -218,7 +218,7 @@ def at_progress(settings: S, progress: float, env_steps: int = 0, last: S | None
     It is not checked again: a step size may end at 0, though none may begin there.
 
     Args:
-        last: an earlier such copy, returned again if it has the same values.
+        last: an earlier such copy, reused if its values are equal.
     """
     changed: dict[str, float] = {}
     for name, value in _schedules(settings):
@@ -242,13 +242,13 @@ def with_values(settings: S, values: Mapping[str, Any]) -> S:
 
 
 def check_schedules(settings: Any) -> None:
-    """Raises ConfigError if a schedule field of a settings dataclass holds what is no schedule."""
+    """Raises ConfigError if a schedule field of a settings dataclass holds no valid schedule."""
     for _, value in _schedules(settings):
         curve(value)
 
 
 def over_the_run(settings: Any) -> dict[str, Schedule]:
-    """The schedules of a settings dataclass, by name, that need the length of the run."""
+    """The schedules of a settings dataclass, by name, that depend on the run's length."""
     return {name: value for name, value in _schedules(settings) if curve(value).of_total}
 
 
@@ -262,7 +262,7 @@ def _schedules(settings: Any) -> Iterator[tuple[str, Schedule]]:
 
 @functools.cache
 def _schedule_fields(cls: type) -> dict[str, tuple[str, ...]]:
-    """The fields annotated as `Schedule`, or as `float | str`, each with the words that are none, such as "auto"."""
+    """The fields annotated as `Schedule`, or as `float | str`, each with its literal words, such as "auto"."""
     hints = typing.get_type_hints(cls)
     found: dict[str, tuple[str, ...]] = {}
     for f in fields(cls):
@@ -275,6 +275,6 @@ def _schedule_fields(cls: type) -> dict[str, tuple[str, ...]]:
 
 @functools.cache
 def _slots(cls: type) -> tuple[str, ...]:
-    """The fields that do not lie in the `__dict__` of an instance."""
+    """The fields that are slots, outside an instance's `__dict__`."""
     names = (f.name for f in fields(cls))  # pyright: ignore[reportArgumentType]
     return tuple(name for name in names if isinstance(getattr(cls, name, None), types.MemberDescriptorType))

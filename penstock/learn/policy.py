@@ -50,13 +50,13 @@ from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
 _MEASURED_EVERY = 16
-"""Gradient steps between measurements of the step's size, each of which copies the parameters."""
+"""Gradient steps between measurements of the update's size, which copy the parameters."""
 _EVER = 1 << 62
-"""Environment steps, more than any run has."""
+"""More environment steps than any run has."""
 _OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
-"""Options of an optimizer's group that the settings decide, not a stored state."""
+"""Options of parameter groups that come from the settings, not a stored state."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
-"""Leaves of a batch that lie in containers, and all of it as tensors."""
+"""A batch's leaves in containers, and the batch as tensors."""
 
 
 class Policy:
@@ -66,12 +66,11 @@ class Policy:
         settings: the algorithm's frozen settings; its schedules are read at `progress`.
         epochs: passes over each batch. minibatch: rows of a gradient step, None for the whole batch.
         max_grad_norm: gradients are scaled down to this norm, group by group (`Agent.norm_groups`); None: no limit.
-        standardize: rows that are shifted and scaled to mean 0 and deviation 1 over each batch, after `postprocess_fn`.
+        standardize: names of rows standardized over each batch (mean 0, deviation 1) after `postprocess_fn`.
         replay_fn: makes the replay to train on instead of batches; `postprocess_fn` then receives samples of it.
 
     Raises:
-        ConfigError: settings that are no dataclass, a schedule that cannot be read, or a function that does not return
-            what it should.
+        ConfigError: settings that are no dataclass, an invalid schedule, or a function that returns a wrong type.
     """
 
     def __init__(
@@ -109,9 +108,9 @@ class Policy:
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
         self.standardize = tuple(standardize)
         self.comm: Comm = SINGLE
-        """The learners that train it together; `join` sets it."""
+        """Communication with other learners; set by `join`."""
         self.partition: SlotPartition | None = None
-        """The slots of each of them; None for one learner."""
+        """The slots of each learner; None for one."""
         self._compared = False
         self.postprocess_fn, self.loss_fn, self.optimizer_fn = postprocess_fn, loss_fn, optimizer_fn
         self.algorithm = settings
@@ -127,7 +126,7 @@ class Policy:
         self.optimizers = optimizer_fn(self.agent, self.settings)
         check_optimizers(self.optimizers)
         self._left_out: list[torch.nn.Parameter] | None = held_by_none(self.agent, self.optimizers)
-        """Parameters that the algorithm leaves untrained; None once the first loss was checked for newer ones."""
+        """Parameters in no optimizer; None once the first loss was checked for newly added ones."""
         self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)
         """The replay to train on and how much, None for training on the batches themselves."""
         if replay_fn is not None:
@@ -135,7 +134,7 @@ class Policy:
                 raise ConfigError(f"replay_fn returned {type(schedule).__name__}; expected a penstock.ReplaySchedule")
             schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
         self._replay_fn = replay_fn
-        self._rates = self._group_rates()  # as they were last set here
+        self._rates = self._group_rates()  # as last set here
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
         self.updates = 0
@@ -146,9 +145,9 @@ class Policy:
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
         self._groups = NormGroups()
-        self.counts_rows = False  # minibatches are counted by valid rows, as `Policies.min_rows` says
-        self.told_of_rates = False  # of a step size that somebody changed in `param_groups`
-        self.images_looked_at = False  # in training, once a batch has shown whether the scale of its images fits
+        self.counts_rows = False  # minibatches are sized by valid rows, see `Policies.min_rows`
+        self.told_of_rates = False  # warned of a step size changed in `param_groups`
+        self.images_looked_at = False  # once training has checked the scale of images
         self.progress, self._env_steps = 0.0, 0
         """The fraction of the run that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
@@ -156,7 +155,7 @@ class Policy:
         self._explores = type(self.agent).set_exploration is not Agent.set_exploration
         self.agent.set_exploration(self.settings, 0)
         self.clock = Clock()
-        """Moves the schedules where nobody calls `set_progress`."""
+        """Advances schedules if `set_progress` is not called."""
 
     @property
     def device(self) -> torch.device:
@@ -169,14 +168,14 @@ class Policy:
         return self.agent.initial_state(1) is not None
 
     def set_progress(self, progress: float, env_steps: int = 0) -> None:
-        """Sets schedules and exploration to a fraction of the run and to `env_steps`, which replay counts by itself.
+        """Sets schedules and exploration to a fraction of the run and `env_steps`; with replay, its own count is used.
 
-        The caller keeps the time from now on: batches that are trained on no longer move them."""
+        From now on the caller does this: training on batches no longer advances them."""
         self.clock.kept_outside = True
         self.move_schedules(progress, env_steps)
 
     def move_schedules(self, progress: float, env_steps: int = 0) -> None:
-        """Sets the progress like `set_progress`, but not who counts the steps."""
+        """Like `set_progress`, but does not change who counts the steps."""
         self.progress, self._env_steps = progress, env_steps
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
         if self._scheduled:
@@ -193,7 +192,7 @@ class Policy:
             self.agent.set_exploration(self.settings, steps)
 
     def taking_settings_of(self, twin: Policy) -> Callable[[], None]:
-        """A function by which this policy goes on with the settings of another one, keeping all that it has learned.
+        """A function that gives this policy another one's settings and keeps what it has learned.
 
         Args:
             twin: built by the changed algorithm for the same spaces.
@@ -233,7 +232,7 @@ class Policy:
 
     @property
     def rates_changed(self) -> dict[str, tuple[float, float]]:
-        """The step size of each optimizer that somebody has changed in its `param_groups`: (set by settings, now)."""
+        """Step sizes changed in `param_groups`, by optimizer: (set by settings, now)."""
         now = self._group_rates()
         pairs = zip([name for name, x in self.optimizers.items() for _ in x.param_groups], self._rates, now)
         return {name: (asked, seen) for name, asked, seen in pairs if asked != seen}
@@ -246,18 +245,18 @@ class Policy:
         self.agent.set_exploration(at_progress(self.algorithm, 1.0, _EVER, self.settings), _EVER)
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
-        """Allocates what batches of this shape need, so that bad settings fail before anything is collected.
+        """Allocates what batches of this shape need, so that bad settings fail before collection.
 
         Args:
-            info: example of the agent's and the environment's info of one row, as `sampler.initialize` returns it.
+            info: example of one row's info, as `sampler.initialize` returns it.
         """
         if self.replay_schedule is not None:
             self.replay_schedule.replay.prepare(batch.T, batch.B, info)
 
     def postprocess(self, batch: SampleBatch | TrainBatch) -> TrainBatch:
-        """The post-processed rows for the loss, of a sampler's batch [T, B, ...], or of a sample of replay.
+        """The post-processed rows for the loss, from a batch [T, B, ...] or a replay sample.
 
-        Rows of a batch that are more than `settings.max_lag` training steps old are not valid in it.
+        Rows of a batch older than `settings.max_lag` training steps are made invalid.
 
         Raises:
             ConfigError: the batch lacks an info key, or the rows would broadcast in a loss.
@@ -286,7 +285,7 @@ class Policy:
             raise ConfigError(f"postprocess_fn returned {type(data).__name__}; expected a penstock.TrainBatch")
         self._check_width(data, batch)
         if isinstance(batch, TrainBatch):
-            # A sample that only takes part, where other learners hold all of it, stays one.
+            # A sample held by other learners is not valid here; keep that.
             data = data if data.valid is not None or batch.valid is None else replace(data, valid=batch.valid)
         else:
             if self.standardize:
@@ -304,7 +303,7 @@ class Policy:
         return ops.normalized(self.partition.gather(x), self.partition.gather(valid))[:, self.partition.local_slots]
 
     def _check_width(self, data: TrainBatch, batch: SampleBatch | TrainBatch) -> None:
-        """Refuses rows [T, B, 1] or [N, 1], which broadcast against [T, B] or [N], where nothing has one element."""
+        """Refuses rows [T, B, 1] or [N, 1], which broadcast with [T, B] or [N], unless some input has one element."""
         known = batch.rows if isinstance(batch, TrainBatch) else {}
         lead = 2 if batch.valid is not None and batch.valid.ndim == 2 else 1
         for name, x in data.rows.items():
@@ -319,15 +318,15 @@ class Policy:
                 )
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
-        """One gradient step on post-processed data, unless its loss says `stop`; returns it, None if it was skipped.
+        """One gradient step on post-processed data, unless the loss has `stop`; the loss, None if skipped.
 
         With several learners `minibatch` is this one's share, and the returned loss has the metrics of the full
         minibatch.
 
         Raises:
             NonFiniteError: loss or gradient was not finite 10 times in a row; each such step is skipped.
-            ConfigError: `loss_fn` returned no Loss of scalars that carry a gradient.
-            LearnerLostError: another learner has ended, or does not come in time.
+            ConfigError: `loss_fn` returned no Loss of scalars with gradients.
+            LearnerLostError: another learner has ended, or is late.
         """
         if not isinstance(minibatch, TrainBatch):
             raise ConfigError(
@@ -379,7 +378,7 @@ class Policy:
         return loss
 
     def join(self, comm: Comm) -> None:
-        """Trains with other ranks from now on: each with its slots, all with the same parameters, which are compared.
+        """Trains with other ranks from now on: each with its slots, all with equal parameters (checked).
 
         The policies must have been built alike, and `batch_size` and `minibatch` are of all ranks together.
 
@@ -402,9 +401,9 @@ class Policy:
             self.replay_schedule.replay.join(self.partition)
 
     def observe(self, batch: SampleBatch) -> None:
-        """Updates the agent's running statistics with a batch of tensors, and with those of all other learners.
+        """Updates the agent's running statistics with a batch of tensors of all learners.
 
-        Each learner makes the same statistics of the rows of all, so they are those of one learner bit for bit.
+        Every learner uses the rows of all, so the statistics equal one learner's bit for bit.
         """
         if self.partition is not None and watches(self.agent):
             self.partition.fit(batch.spec.B)
@@ -434,8 +433,8 @@ class Policy:
             state: what the call before returned, None at the start of an episode. Only recurrent policies have one.
             deterministic: the distribution's mode instead of a sample.
             prev_reward: the reward that came with `obs`, for agents that read it.
-            episode_start: bool or [N] bool, rows of `obs` that are the first of an episode: they begin without memory,
-                previous action and reward, whatever `state` holds for them. None: those of a `state` of None.
+            episode_start: bool or [N] bool, rows of `obs` that begin an episode: their state, previous action and
+                reward are reset. None: all rows if `state` is None.
 
         Returns:
             The action; if the policy is recurrent the pair (action, new state).
@@ -450,7 +449,7 @@ class Policy:
         return predict(self.agent, self.spec, obs, state, prev_reward, how, episode_start)
 
     def save(self, path: str | Path) -> Path:
-        """Writes one safetensors file from which `ps.load(path)` makes a policy that acts alone; returns its path.
+        """Writes one safetensors file that `ps.load(path)` turns into an acting policy; returns its path.
 
         It holds networks and normalisers, and in its header the settings and spaces; neither optimizers nor replay.
 
@@ -483,7 +482,7 @@ class Policy:
         }
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The large arrays that belong to the state, views of live memory: the replay's."""
+        """The state's large arrays (the replay's), as views of live memory."""
         return {} if self.replay_schedule is None else self.replay_schedule.replay.arrays()
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
@@ -496,7 +495,7 @@ class Policy:
             kept = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])
             for group, settings in zip(optimizer.param_groups, kept):
-                group.update(settings)  # which may be others than those that the state was stored with
+                group.update(settings)  # which may differ from those stored
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
@@ -508,7 +507,7 @@ class Policy:
             self.move_schedules(self.clock.progress, self.clock.env_steps)
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Networks and normalisers only, as a warm start takes them. Raises CheckpointError if they do not fit."""
+        """Loads only networks and normalisers, for a warm start. Raises CheckpointError if they do not fit."""
         try:
             self.agent.load_state_dict(dict(parameters))
         except RuntimeError as error:
@@ -521,7 +520,7 @@ class Policy:
 def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
     """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere.
 
-    A sampler fills one buffer again and again, so its views are kept for as long as the buffer is.
+    A sampler reuses its buffers, so views are cached as long as the buffer lives.
     """
     leaves = tree_leaves((batch.obs, batch.prev_action, batch.info, batch.state))  # the rest of a record cannot change
     known, tensors = _views.get(batch, ((), batch))

@@ -1,4 +1,4 @@
-"""The loop of a run: train, evaluate, hand over, log, checkpoint, stop; `train` and `resume` have an empty body."""
+"""The loop of a run: train, evaluate, hand over, log, checkpoint, stop; `train` and `resume` run it with no body."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> 
     """Trains an experiment in a new run directory: `Run(exp, init)` with an empty body.
 
     Args:
-        init: a run, or runs by policy, that the networks and normalisers start from. trust: import the code that they
-            name.
+        init: a run, or runs by policy id, for the initial networks and normalisers. trust: import code that they name.
 
     Raises:
         ConfigError: settings contradict each other, or the run directory holds something already.
@@ -61,15 +60,14 @@ def resume(
     """Continues a run from its newest good checkpoint, as if it had never stopped: `Run.resume` with an empty body.
 
     Args:
-        changes: of `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; and of the sampler where
-            that collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2};
-            and {"algo.replay.shards": 3}.
-        env, agent, eval_env, policy_mapping_fn: environment, agent function or mapping again, where it could not be
-            stored (a lambda); they must equal what was stored.
+        changes: to `run.*` settings, e.g. {"run.steps": 400_000} to extend a finished run; to the sampler if it
+            collects the same batches, e.g. {"sampler.runners": 3}, or {"sampler": "cpu", "sampler.workers": 2}; and
+            {"algo.replay.shards": 3}.
+        env, agent, eval_env, policy_mapping_fn: what could not be stored (a lambda), given again; must be the same.
         trust: allow importing and calling code that the run names; not needed for your own runs (docs/security.md).
 
     Raises:
-        CheckpointError: no good checkpoint, or the run is not trusted. ConfigError: changes that would make it another
+        CheckpointError: no good checkpoint, or the run is not trusted. ConfigError: changes that make it another
             experiment.
     """
     return _to_the_end(
@@ -93,7 +91,7 @@ def _to_the_end(run: Run) -> Result:
 
 
 class Run:
-    """A run as an iterator in a `with`: your code between its iterations, everything else as `ps.train` does it.
+    """A run to iterate over in a `with`: your code between iterations, everything else as in `ps.train`.
 
         with ps.Run(exp) as run:
             for it in run:
@@ -101,7 +99,7 @@ class Run:
         print(run.result.run_dir)
 
     It logs, evaluates, checkpoints, shows progress and obeys signals. `break` saves and ends the run as `run.stop()`
-    does; `ps.resume` goes on after it. An error in the body saves the run, then goes on. The first Ctrl-C or SIGTERM
+    does; `ps.resume` goes on after it. An error in the body saves the run, then propagates. The first Ctrl-C or SIGTERM
     finishes the iteration and its body, saves and exits with 130 or 143 (an interactive session gets the result so
     far); the second kills.
 
@@ -127,7 +125,7 @@ class Run:
         policy_mapping_fn: PolicyMap | None = None,
         trust: bool = False,
     ) -> Run:
-        """The run of a directory again, from its newest good checkpoint; arguments and errors as in `ps.resume`."""
+        """The run of a directory, from its newest good checkpoint; arguments and errors as in `ps.resume`."""
         again = Supplied(env, agent, eval_env, policy_mapping_fn)
         run = cls.__new__(cls)
         run._prepare(resumed_run(Path(run_dir), changes, again, trust), resumed=True)
@@ -144,7 +142,7 @@ class Run:
         self._open: PendingIteration | None = None
         self._phase = _Phase.NEW
         self._ending: Literal["done", "asked"] | None = None
-        """The iteration that was handed out last is the last one: the run is done, or was asked to stop."""
+        """Why the last iteration handed out is the final one: the run is done, or was asked to stop."""
         self._metrics: ResultDict = {}  # of the last iteration
         self._evaluation: ResultDict = {}  # of the last evaluation
         self._unlogged: ResultDict = {}  # for the next row
@@ -152,7 +150,7 @@ class Run:
     def __enter__(self) -> Run:
         if self._phase is not _Phase.NEW:
             raise ConfigError("a Run runs once; make another, or go on with it by ps.Run.resume(run_dir)")
-        self._phase = _Phase.OVER  # unless all that follows comes up
+        self._phase = _Phase.OVER  # unless all that follows succeeds
         with contextlib.ExitStack() as stack:
             self._live = trainer = stack.enter_context(self._opening)
             config, run_dir = trainer.exp.run, self.run_dir
@@ -237,10 +235,10 @@ class Run:
 
     @property
     def envs(self) -> Envs:
-        """The sampler's environments between two iterations: `call` methods, `get` and `set` attributes; see `Envs`.
+        """The sampler's environments, between iterations: `call` methods, `get` and `set` attributes; see `Envs`.
 
         Raises:
-            ConfigError: the run is over, or its sampler is one that cannot reach environments.
+            ConfigError: the run is over, or its sampler cannot reach environments.
         """
         trainer = self._in_the_with()
         elsewhere = trainer.plan.held_out is not None and trainer.plan.env.evaluation is None
@@ -265,8 +263,8 @@ class Run:
     def set(self, changes: Mapping[str, Any]) -> None:
         """Changes settings from the next iteration on: `run.set({"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"})`.
 
-        It acts with the next version of the policy in every sampler. Each change is a row of metrics (`settings/...`)
-        and of `changes.jsonl`, so that a resumed run makes it again at the same step.
+        Acting follows with the next version of the policy. Each change is in the metrics (`settings/...`, if a number)
+        and a line of `changes.jsonl`, so that a resumed run repeats it at the same step.
 
         Args:
             changes: values by path: step sizes, coefficients, discount, schedules, epochs and minibatches, replay ratio
@@ -274,8 +272,8 @@ class Run:
                 and the intervals of `run`.
 
         Raises:
-            ConfigError: a path or value that does not exist, one that cannot change while a run goes on, or the with is
-                over.
+            ConfigError: an unknown path, an invalid value, a setting that cannot change during a run, or the `with` has
+                ended.
         """
         trainer = self._in_the_with()
         before = trainer.exp
@@ -289,7 +287,7 @@ class Run:
             self._ending = None  # made longer in what was to be its last iteration
 
     def save(self) -> Path:
-        """Writes a checkpoint now; its path, or that of the newest if a learner is lost. Raises CheckpointError."""
+        """Writes a checkpoint; returns its path, or the newest's if a learner is lost. Raises CheckpointError."""
         metrics = self._metrics if self._open is None else self._open.it.metrics
         try:
             return self._in_the_with().save(metrics.get("eval/mean_reward"))
@@ -297,7 +295,7 @@ class Run:
             return self._restart(error)
 
     def evaluate(self, episodes: int | None = None) -> Episodes:
-        """Evaluates now, besides when it is due: the metrics are added to those of this iteration.
+        """Evaluates now, even if not due; the metrics are added to those of this iteration.
 
         Args:
             episodes: how many; None for `run.eval_episodes`.
@@ -314,7 +312,7 @@ class Run:
         return trainer
 
     def _iterate(self, trainer: Trainer) -> Iteration | None:
-        """Trains and evaluates; None if a signal cut the evaluation short, which a resumed run then makes up for."""
+        """Trains and evaluates; None if a signal cut the evaluation short; a resumed run repeats it."""
         config, before, best = trainer.exp.run, trainer.env_steps, trainer.best_score
         self._phase = _Phase.TRAINING
         interrupted, trainer.pending = trainer.pending, {}
@@ -341,7 +339,7 @@ class Run:
         return it
 
     def _restart(self, error: LearnerLostError) -> Path:
-        """Goes on from the newest checkpoint, which is returned. Raises the error if that comes too often."""
+        """Goes on from the newest checkpoint; returns its path. Raises the error if it recurs too often."""
         trainer = self.trainer
         if not isinstance(trainer.learners, LearnerGroup):
             raise error
@@ -421,7 +419,7 @@ class Run:
             self._say(f"{type(error).__name__} in the loop; saved, to go on: penstock resume {self.run_dir}")
 
     def _checkpoint(self, score: float | None) -> Path | None:
-        """Saves a checkpoint; one that cannot be written (a full disk, say) returns None and never stops training."""
+        """Saves a checkpoint; None if it cannot be written (a full disk, say), which never stops training."""
         try:
             return self.trainer.save(score)
         except CheckpointError as error:
@@ -430,7 +428,7 @@ class Run:
             return None
 
     def _evaluate(self, trainer: Trainer, episodes: int | None) -> tuple[ResultDict, Episodes]:
-        """Evaluates and logs it; returns the metrics, {} if a signal cut it short, and the episodes."""
+        """Evaluates and logs; returns the metrics, {} if a signal cut it short, and the episodes."""
         metrics, played = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
             return {}, played
@@ -496,7 +494,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _crossed(interval: int, before: int, after: int) -> bool:
-    """True if a multiple of `interval` lies in (before, after]; without state, so that a resumed run agrees."""
+    """True if a multiple of `interval` lies in (before, after]; stateless, so that a resumed run agrees."""
     return interval > 0 and after // interval > before // interval
 
 

@@ -1,4 +1,4 @@
-"""The live run: one `train()` is one iteration, sample then learn; all its state can be saved and restored."""
+"""The live run: each `train()` is one iteration, sample then learn; its whole state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
 
 
 class Trainer:
-    """Builds sampler and policy of an experiment and trains them, a batch with each `train()`.
+    """Builds sampler and policy of an experiment; each `train()` trains on one batch.
 
     Args:
-        made_from: an experiment, or its plan. run_dir: the directory that `save` writes to, needed for that alone.
+        made_from: an experiment, or its plan. run_dir: the directory that `save` writes to; only `save` needs it.
         init: parameters to start from (networks and normalisers), as `ps.load(run).agent.state_dict()` returns them,
             or a Start.
-        rank: of a learner that another one has started; None: with `run.learners` this one starts the others.
+        rank: of a learner started by another one; None: with `run.learners` this one starts the others.
 
     Raises:
         ConfigError, EnvWorkerError: the settings contradict each other, or the environment breaks its contract.
@@ -71,7 +71,7 @@ class Trainer:
         rank: Rank | None = None,
     ) -> None:
         self.begun = self.plan = plan = Plan.of(made_from, ahead=True)
-        """The plan as the run began; `plan` and `exp` have the changes that were made since."""
+        """The plan as the run began; `plan` and `exp` hold changes made since."""
         self.exp, self.run_dir = plan.exp, run_dir
         exp = plan.exp
         if exp.run.eval_episodes and not plan.eval_seating.many:  # else at the first evaluation
@@ -96,21 +96,20 @@ class Trainer:
         self.episodes = Episodes()
         """Those that ended in the last iteration."""
         self.pending: ResultDict = {}
-        """Metrics of an iteration with an evaluation that a signal cut short; the resumed run evaluates and logs
-        them."""
+        """Metrics of an iteration whose evaluation a signal cut short; a resumed run evaluates and logs it again."""
         self.finished = False
         """True if the run has ended, final evaluation included; stored in the checkpoint for `resume`."""
         self.recent = Episodes()
         """The last 100 episodes."""
         self.best_score = -math.inf
         self.elapsed_s = 0.0
-        """Wall time of training until the last iteration, earlier processes of a resumed run included."""
+        """Wall time until the last iteration, including earlier processes of a resumed run."""
         self._measured, self._rollout = self.recent, self.recent.metrics()
         self._clock = time.monotonic()
         self._stopped = False
 
     def _build(self) -> None:
-        """Makes policy and sampler; of several learners those of this one, and starts the others."""
+        """Makes this learner's policy and sampler, and starts other learners."""
         plan, exp, device = self.plan, self.exp, self.exp.run.device
         self._tracing: Tracing | None = None
         self.learners = self._rank or (LearnerGroup(plan, self._init, Trainer) if exp.run.learners > 1 else None)
@@ -196,7 +195,7 @@ class Trainer:
         return metrics
 
     def _step(self, policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
-        """The present algorithm's training step, inside that of several learners."""
+        """The current algorithm's training step, called inside that of several learners."""
         step: TrainingStepFn = getattr(self.plan.algo, "training_step", training_step)
         return step(policy, sampler, itr)
 
@@ -204,7 +203,7 @@ class Trainer:
         return {name: policy.updates for name, policy in trained_policies(self.policy).items()}
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Changes settings by path from the next iteration on, as `Run.set` says; in the journal if there is one."""
+        """Changes settings by path from the next iteration on, as `Run.set`; journaled if there is a run directory."""
         exp = changed(self.exp, changes)
         take = self._taking(exp)
         if self.run_dir is not None:
@@ -214,7 +213,7 @@ class Trainer:
         take()
 
     def _taking(self, exp: Experiment) -> Callable[[], None]:
-        """A function by which this run goes on with other settings of algorithm and run. Raises ConfigError."""
+        """A function that switches this run to the settings in `exp`. Raises ConfigError."""
         algo = for_agents(exp.algo, self.plan.report.agents)
         plan = replace(self.plan, exp=exp, algo=algo)
         twin = algo.build(plan.specs, seed=plan.seed)
@@ -229,7 +228,7 @@ class Trainer:
         return take
 
     def _awaits(self, metric: str, before: Mapping[str, int]) -> bool:
-        """True for a metric of a policy that has taken no gradient step since it had these; it may report it later."""
+        """True for a metric of a policy without a gradient step since `before`; it may report it later."""
         kind, _, rest = metric.partition("/")
         own = trained_policies(self.policy)
         name = rest.partition("/")[0] if len(by_id(self.policy)) > 1 else next(iter(own))
@@ -243,7 +242,7 @@ class Trainer:
     def evaluate(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
     ) -> tuple[ResultDict, Episodes]:
-        """Plays deterministic episodes in environments of their own; training is not affected, and may be over.
+        """Plays deterministic episodes in separate environments; training is not affected, and may be over.
 
         Args:
             give_up: asked now and then; once it returns True the evaluation ends, without metrics.
@@ -277,7 +276,7 @@ class Trainer:
         return exploitability(Side("the policy", self.policy), self.exp.eval_env_config, self._agents, seeds).mean
 
     def _check_stop(self, evaluated: Sequence[str]) -> None:
-        """Raises ConfigError for a metric of evaluations in `run.stop` that is none of these."""
+        """Raises ConfigError if `run.stop` names an evaluation metric that is none of these."""
         for name in self.exp.run.stop:
             if name.startswith("eval/") and name not in (*evaluated, "eval/cut_episodes"):
                 raise ConfigError(
@@ -323,7 +322,7 @@ class Trainer:
             return self._save(score)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The states of policy and sampler; of several learners, which all call this, those of one with all slots."""
+        """The states of policy and sampler, as of one learner with all slots; all learners call this."""
         return self.policy.state_dict(), self.sampler.state_dict()
 
     def _save(self, score: float | None) -> Path:
@@ -375,7 +374,7 @@ class Trainer:
         return self.persist(self.restore)
 
     def persist(self, act: Callable[[], S], again: Callable[[], None] | None = None) -> S:
-        """Does what opens or reopens a run; learners that are lost meanwhile are started anew, a few times."""
+        """Runs `act`, which opens or reopens a run; lost learners are restarted, a few times."""
         for _ in range(MOST_RESTARTS):
             try:
                 return act()
@@ -391,7 +390,7 @@ class Trainer:
         self.persist(self._build, lambda: None)
 
     def restore_with(self, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
-        """Restores a checkpoint of a run whose settings were changed until then, as its journal holds them."""
+        """Restores a checkpoint, with the changes of settings that the journal holds up to then."""
         if changes or self.exp is not self.begun.exp:
             self._taking(with_changes(self.begun.exp, changes))()
         with as_checkpoint_error(checkpoint.path, OTHERS):
@@ -402,7 +401,7 @@ class Trainer:
             self.sampler.load_state_dict(sampler)
             self.recent = join_episodes([Episodes(**state["recent"]), Episodes()])
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
-        self.finished = False  # of learners of which one was lost as the end was saved
+        self.finished = False  # may be True if a learner was lost as the end was saved
         self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])
         if self.exp.run.learner_threads == "auto" and state["threads"]:
             self.threads = state["threads"]
@@ -419,7 +418,7 @@ class Trainer:
         self.stop()
 
     def _rollout_metrics(self) -> ResultDict:
-        """Metrics of `recent`, computed when it has changed: most batches of one step end no episode."""
+        """Metrics of `recent`, recomputed if it changed: most one-step batches end no episode."""
         if self._measured is not self.recent:
             self._measured, self._rollout = self.recent, self.recent.metrics()
         return self._rollout

@@ -40,9 +40,9 @@ class LiveSampler(Evaluates):
     The batch that `obtain_samples` returns is a live buffer: the next call overwrites it.
 
     Args:
-        discount: for the logged episode returns; None means 0.99. journal_steps: rows of actions kept for replays.
-        server: runs the loop; None for this thread. memory_fd: descriptor of the shared memory to hold the batches.
-        share: this sampler's slots, where several samplers divide those of a run.
+        discount: for the logged episode returns; None means 0.99. journal_steps: actions kept to resume an episode.
+        server: runs the loop; None: this thread does. memory_fd: descriptor of shared memory for the batches. share:
+            this sampler's slots, if several samplers share a run's.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class LiveSampler(Evaluates):
         """Slots with an open episode that the last `load_state_dict` could not restore."""
 
     def initialize(self, agents: Agents, buffers: int = 1) -> dict[str, Any]:
-        """Takes the agent that will act, or one agent for each policy id, and allocates one batch or several.
+        """Takes the agent that will act, or one per policy id, and allocates one or more batches.
 
         Args:
-            buffers: number of batches that are filled in turn.
+            buffers: number of batches filled in turn.
 
         Returns:
             examples of one step of one slot: obs, action, info and recurrent state, without leading dimensions; with
@@ -131,7 +131,7 @@ class LiveSampler(Evaluates):
 
     @property
     def agents(self) -> Sequence[Agent]:
-        """Those that act, one for each policy in the order of `specs`. Raises ConfigError before `initialize`."""
+        """The acting agents, one per policy in the order of `specs`. Raises ConfigError before `initialize`."""
         return self._installed.agents
 
     def obtain_samples(self, itr: int, version: int | None = None) -> tuple[AnyBatch, Episodes]:
@@ -162,7 +162,7 @@ class LiveSampler(Evaluates):
         return self._installed.together(batches) if self._installed.many else batches[0], episodes
 
     def fill(self, itr: int, version: int | None = None) -> AnyBatch:
-        """Fills batch `itr` and keeps no record of episodes; for a runner of a group, whose driver keeps it."""
+        """Fills batch `itr` without tracking episodes; for a runner, whose driver tracks them."""
         version = itr if version is None else version
         self._collect(*self._begun(itr, version))
         self._complete(version)
@@ -173,14 +173,14 @@ class LiveSampler(Evaluates):
         training = self._started()
         buffer = itr % len(self._buffers)
         self._filled = self._buffers[buffer]
-        if self.pool.takes_turns:  # before the loop: turns that the last batch left open bring their own
+        if self.pool.takes_turns:  # before the loop: turns left open by the last batch bring their own
             for batch in self._filled:
                 batch.version[...] = version
         noise = Noise(self._seed, Purpose.ACT, itr, self._first_slot)
         return self.pool, training.agents, self._filled, training.views[buffer], training.states, noise
 
     def _complete(self, version: int) -> None:
-        """Writes the version, and cuts slots with observations that are not finite."""
+        """Writes the version, and invalidates slots with non-finite observations."""
         for policy, batch in enumerate(self._filled):
             if not self.pool.takes_turns:
                 batch.version[...] = version
@@ -189,7 +189,7 @@ class LiveSampler(Evaluates):
                     self._started().forget_slots(self.pool.invalidate(*bad))
 
     def evaluate(self, asked: Evaluation) -> Episodes:
-        """Plays an evaluation; if a worker or runner is lost, plays it anew, as the rest would play other episodes."""
+        """Plays an evaluation; restarts it if a worker or runner is lost, to play the same episodes."""
         while (episodes := self._evaluated(asked)) is None:
             pass  # repeated losses use up the budget of replacements
         return episodes
@@ -227,10 +227,10 @@ class LiveSampler(Evaluates):
         return episodes
 
     def evaluation_buffers(self, B: int, first_slot: int = 0) -> Buffers[EvaluationSource]:
-        """The buffers of evaluations with B slots; kept until their pool breaks, as making environments takes long.
+        """The buffers of evaluations with B slots; kept until their pool breaks, as environments are slow to make.
 
         Args:
-            first_slot: number of their first slot among those of several samplers that evaluate together.
+            first_slot: number of their first slot, if several samplers evaluate together.
         """
         acting = self._installed.by_id(self._installed.agents)
         kept = self._evaluation
@@ -267,20 +267,20 @@ class LiveSampler(Evaluates):
         return dict(enumerate(answers))
 
     def take_evaluation_calls(self, calls: Sequence[CallRecord]) -> None:
-        """Makes these the calls that every evaluation environment has had."""
+        """Sets the calls that every evaluation environment has had."""
         if list(calls) != self.evaluation_calls:
             self.evaluation_calls = list(calls)
             self._forget_evaluation()
 
     def _forget_evaluation(self) -> None:
-        """Has the next evaluation make environments anew."""
+        """Makes the next evaluation create new environments."""
         kept, self._evaluation = self._evaluation, None
         if kept is not None:
             kept.pool.close()
 
     @property
     def evaluation_pool(self) -> EvaluationSource:
-        """The pool of the buffers that `evaluation_buffers` returned last."""
+        """The pool of the last `evaluation_buffers`."""
         assert self._evaluation is not None
         return self._evaluation.pool
 
@@ -320,7 +320,7 @@ class LiveSampler(Evaluates):
             self._server.close()
 
     def metrics(self) -> dict[str, float]:
-        """Waits, faults and steps out of bounds since the run began, by the names under which they are logged."""
+        """Waits, faults and steps out of bounds since the run began, by logged name."""
         served = {} if self._server is None else self._server.metrics()
         count = sum(bounds.count for bounds in self._bounds)
         outside = {"env/out_of_bounds": float(count)} if count else {}
@@ -344,7 +344,7 @@ class LiveSampler(Evaluates):
         """Inverse of `state_dict`, after `initialize`; `cut_slots` then lists the slots that it could not restore.
 
         Args:
-            itr: number of the last batch. Its buffer takes the last row, as the other buffers may hold waiting batches.
+            itr: number of the last batch; its buffer gets the last row, as others may hold waiting batches.
         """
         self.take_evaluation_calls(from_plain([state.get("evaluation_calls", ())])[0])
         if not state["collected"]:
@@ -378,7 +378,7 @@ class LiveSampler(Evaluates):
         pool: PoolState,
         episodes: Sequence[OpenEpisode | None],
     ) -> list[int]:
-        """Makes the next batch follow these last rows and states; returns the slots that could not be restored.
+        """Makes the next batch continue from these rows and states; returns the slots not restored.
 
         Args:
             rows: by policy id, as `last_row` returns them. agent_states: [B, ...] by policy id; None: the states
@@ -405,7 +405,7 @@ class LiveSampler(Evaluates):
         return self._training
 
     def _not_finite(self, policy: int, batch: SampleBatch) -> tuple[int, int, str] | None:
-        """Slot, row and message of the first non-finite observation that sampled checks missed; None without one."""
+        """Slot, row and message of the first non-finite observation missed by sampled checks, or None."""
         if all(x.dtype.kind != "f" or b"\0" not in np.isfinite(x).tobytes() for x in tree_leaves(batch.obs)):
             return None
         seats, seating = self.pool.seats[policy], self._installed.seating

@@ -22,7 +22,7 @@ class Call(NamedTuple):
 
 
 def read_call(text: str) -> Call:
-    """The call that a text spells.
+    """The call in a text.
 
     Raises:
         ConfigError: brackets that do not match, or an argument that is no plain literal.
@@ -49,9 +49,9 @@ def read_call(text: str) -> Call:
 
 
 def call_text(call: Call) -> str | None:
-    """The text that `read_call` reads as this call, without brackets if it has no arguments; None if there is none.
+    """The text of a call, for `read_call`; without brackets if it has no arguments; None if there is none.
 
-    Equal calls have one text in every process.
+    Equal calls have the same text in every process.
     """
     try:
         if not _is_literal([*call.args, dict(call.kwargs)]):
@@ -59,13 +59,13 @@ def call_text(call: Call) -> str | None:
         given = [*map(repr, call.args), *(f"{key}={value!r}" for key, value in call.kwargs.items())]
         text = f"{call.name}({', '.join(given)})" if given else call.name
         return text if read_call(text) == call else None
-    except (ValueError, RecursionError):  # a number of too many digits, a list in itself, a keyword such as `class`
+    except (ValueError, RecursionError):  # too many digits, a list that holds itself, a keyword such as `class`
         return None
 
 
 def _is_literal(value: Any) -> bool:
-    """True for a value whose `repr` is the same value again in every process: None, numbers, texts, and tuples, lists
-    and dicts of them.
+    """True for a value that its `repr` restores in every process: None, numbers, texts, and tuples, lists and dicts of
+    them.
     """
     if isinstance(value, (tuple, list)):
         return type(value) in (tuple, list) and all(map(_is_literal, value))

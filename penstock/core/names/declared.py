@@ -65,7 +65,7 @@ def texts(cls: type) -> dict[str, str]:
 
 @functools.cache
 def field_names() -> frozenset[str]:
-    """Names that may be fields of a class of this package, by how their lines look; quicker than to read the classes."""
+    """Names that may be fields of a class of this package, by how their lines look; faster than reading the classes."""
     files = _PACKAGE.rglob("*.py")
     return frozenset(name for path in files for name in _FIELD.findall(path.read_text(encoding="utf-8")))
 

@@ -1,4 +1,4 @@
-"""Calls of methods and attributes of environments: lookup through wrappers, answers, and the history of each slot."""
+"""Calls to environments' methods and attributes: lookup through wrappers, answers, and each slot's history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.core.errors import nearest, words_of
 from penstock.core.wire import decode, encode
 
 _BELOW = ("env", "aec_env", "par_env")
-"""Attributes in which wrappers and PettingZoo's conversions keep the environment below."""
+"""Attributes in which wrappers and PettingZoo's conversions keep the inner environment."""
 _OWN = frozenset(("reset", "step", "close", "action_space", "observation_space"))
 """Names that the sampler needs for itself."""
 UNSTARTED = 0, -1
@@ -24,18 +24,18 @@ class Answer(NamedTuple):
     """The outcome of a call in one environment."""
 
     status: Literal["done", "unsendable", "raised", "missing", "absent", "refused"]
-    """`unsendable`: done, but the value is no plain data. `absent`: the slot has no environment for now. `refused`: no
-    slot can have one."""
+    """`unsendable`: done, but the value is no plain data. `absent`: the slot has no environment now. `refused`: it can
+    never have one."""
     value: Any = None
-    """`done`: the encoded value. `missing`: a hint at names that are there. Else the error as text."""
+    """`done`: the encoded value. `missing`: a hint at existing names. Else the error as text."""
     episode: int = UNSTARTED[0]
-    """Number of the slot's open episode, or of the next one where none is open."""
+    """Number of the slot's open episode, else of the next one."""
     step: int = UNSTARTED[1]
-    """Steps taken in it; -1 where its reset is yet to come."""
+    """Steps taken in it; -1 before its reset."""
 
     @property
     def counts(self) -> bool:
-        """The slot's environment, or the next one if it is absent, has had the call."""
+        """The call applies to the slot's environment, or to the next one if absent."""
         return self.status not in ("missing", "refused")
 
 
@@ -45,12 +45,12 @@ class EnvCall(NamedTuple):
     kind: Literal["call", "get", "set"]
     name: str
     data: bytes
-    """`core.wire` encoding of the arguments, (tuple, dict by name); of `set` the value is the only one."""
+    """`core.wire` encoding of the arguments, (tuple, dict by name); with `set` just (value,)."""
     overwrites: bool = False
-    """It undoes all that earlier calls of this method did."""
+    """It undoes earlier calls of this method."""
 
     def record(self, answer: Answer) -> CallRecord:
-        """The call in the history of the slot that returned this answer."""
+        """The call's record for the slot that gave this answer."""
         return CallRecord(*self, answer.episode, answer.step, answer.status == "raised")
 
     @property
@@ -60,7 +60,7 @@ class EnvCall(NamedTuple):
 
 
 class CallRecord(NamedTuple):
-    """A call that one slot has had; plain data."""
+    """A call made in one slot; plain data."""
 
     kind: Literal["call", "get", "set"]
     name: str
@@ -70,7 +70,7 @@ class CallRecord(NamedTuple):
     step: int
     """`episode` and `step`: the place of the call, as in `Answer`."""
     raised: bool
-    """The environment raised; it raises again where the call is repeated."""
+    """The environment raised, as it does again when the call is repeated."""
 
     @property
     def call(self) -> EnvCall:
@@ -78,7 +78,7 @@ class CallRecord(NamedTuple):
         return EnvCall(self.kind, self.name, self.data, self.overwrites)
 
     def precedes(self, episode: int) -> bool:
-        """True if it was made before the reset of this episode."""
+        """True if the call came before this episode's reset."""
         return self.episode < episode or (self.episode == episode and self.step < 0)
 
 
@@ -123,7 +123,7 @@ def plain(calls: Sequence[Sequence[CallRecord]]) -> list[list[tuple[Any, ...]]]:
 
 
 def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord]]:
-    """The histories that `plain` described. Raises TypeError for what no call can have been."""
+    """Inverse of `plain`. Raises TypeError for an invalid record."""
     found = [[CallRecord(*x) for x in mine] for mine in calls]
     for x in (x for mine in found for x in mine):
         known = x.kind in ("call", "set") and not refused_name(x.kind, x.name) and isinstance(x.data, bytes)
@@ -133,7 +133,7 @@ def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord
 
 
 def recorded(calls: Sequence[list[CallRecord]], call: EnvCall, slots: Sequence[int], answers: Sequence[Answer]) -> None:
-    """Adds a call to the histories of the slots that have had it."""
+    """Adds a call to the histories of the slots it applies to."""
     for b, answer in zip(slots, answers) if call.kind != "get" else ():
         if answer.status == "absent" and calls[b]:  # the episode of the last call is lost
             last = calls[b][-1]
@@ -143,11 +143,11 @@ def recorded(calls: Sequence[list[CallRecord]], call: EnvCall, slots: Sequence[i
 
 
 def remembered(history: Sequence[CallRecord], record: CallRecord) -> list[CallRecord]:
-    """The history of a slot with one more call, and without those that need not be repeated.
+    """A slot's history with one more call, without those that need not be repeated.
 
     Among calls made before the open episode, an assignment (`set`, or a call with `overwrites`) is dropped if a later
     one of the same kind and name follows with nothing but assignments between them. Calls within the open episode stay,
-    as its replay needs them in their places.
+    as its replay needs them.
     """
     history = [*history, record]
     early = [x for x in history if x.precedes(record.episode)]
@@ -164,7 +164,7 @@ def remembered(history: Sequence[CallRecord], record: CallRecord) -> list[CallRe
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """An environment, and those inside it, the outermost first."""
+    """An environment and those inside it, outermost first."""
     while env is not None:
         yield env
         innermost = isinstance(env, gym.Env) and not isinstance(env, gym.Wrapper)
@@ -181,7 +181,7 @@ def _holder(env: Any, call: EnvCall) -> Any:
             return (
                 layer if call.kind != "call" or callable(found) or isinstance(found, (property, classmethod)) else None
             )
-    forwards = call.kind != "set" and hasattr(layer, call.name)  # by a `__getattr__` of the environment's own
+    forwards = call.kind != "set" and hasattr(layer, call.name)  # by the environment's own `__getattr__`
     return layer if forwards else None
 
 

@@ -1,4 +1,4 @@
-"""Changes of a run while it runs: which settings may move, and the journal by which a resumed run makes them again."""
+"""Changes to a run's settings as it goes: which may change, and the journal from which a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from penstock.run.log import cut_rows, read_rows
 
 CHANGES = "changes.jsonl"
 """Journal in the run directory: a row for each change, {"step": environment steps, "set": {path: value}}. Calls into
-environments stand there for people, as `env_call` and `env_set`; the sampler's state repeats them."""
+environments are there for people only, as `env_call` and `env_set`; the sampler's state repeats them."""
 RUN_SETTINGS = (
     "steps", "stop", "eval_interval", "eval_episodes", "eval_max_steps", "checkpoint_interval", "keep", "keep_replays",
     "log_interval",
 )  # fmt: skip
-"""Settings of `run` that may change while it runs."""
+"""Settings of `run` that may change."""
 
 
 def changed(exp: Experiment, changes: Mapping[str, Any]) -> Experiment:
-    """The experiment with settings changed that may change while a run goes on.
+    """The experiment with other values of settings that may change in a run.
 
     Raises:
-        ConfigError: a path that does not exist, a value out of range, or a setting that decides what networks,
-            optimizers, replay or slots there are.
+        ConfigError: an unknown path, a value out of range, or a setting that determines networks, optimizers, replay or
+            slots.
     """
     if not isinstance(changes, Mapping) or not changes:
         raise ConfigError(f"changes {changes!r:.60}; expected settings by path, e.g. {{'algo.lr': 1e-4}}")
@@ -81,7 +81,7 @@ def _unstorable(plain: Any) -> bool:
 
 
 def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:
-    """Appends a row to a run's journal, on the disk when this returns. Raises CheckpointError if that refuses."""
+    """Appends a row to a run's journal and flushes it to disk. Raises CheckpointError if that fails."""
     path = run_dir / CHANGES
     try:
         unshare(path)
@@ -96,7 +96,7 @@ def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:
 
 
 def known_steps(checkpoint: Checkpoint) -> int:
-    """The environment steps until which a run that goes on with a checkpoint keeps its rows.
+    """The environment steps up to which a run resumed from a checkpoint keeps its rows.
 
     An iteration whose evaluation was cut short is evaluated, handed out and logged again.
     """
@@ -105,20 +105,20 @@ def known_steps(checkpoint: Checkpoint) -> int:
 
 
 def plain_changes(run_dir: Path, step: int, cut: bool = False) -> dict[str, Any]:
-    """The settings changed until a step, by path, as JSON data: the later of two changes of one setting counts.
+    """The settings changed up to a step, by path, as JSON data; the last change of a setting counts.
 
     Args:
-        cut: rows of later steps are removed, as a resumed run makes these changes again.
+        cut: remove rows of later steps, as a resumed run repeats these changes.
     """
     rows = cut_rows(run_dir / CHANGES, step) if cut else read_changes(run_dir, step)
     return {path: value for row in rows for path, value in row.get("set", {}).items()}
 
 
 def read_changes(run_dir: Path, step: float) -> list[dict[str, Any]]:
-    """The rows of a run's journal until a step."""
+    """The rows of a run's journal up to a step."""
     return [row for row in read_rows(run_dir / CHANGES) if row["step"] <= step]
 
 
 def with_changes(exp: Experiment, plain: Mapping[str, Any]) -> Experiment:
-    """The experiment with changes as a journal holds them."""
+    """The experiment with a journal's changes."""
     return override(exp, {path: from_plain(value) for path, value in plain.items()})

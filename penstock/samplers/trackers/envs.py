@@ -1,4 +1,4 @@
-"""Envs: the environments of a live sampler, as a loop of one's own reaches them between two batches."""
+"""Envs: access to the environments of a live sampler between two batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Called(NamedTuple):
-    """A call that environments have had."""
+    """A call made in environments."""
 
     kind: Literal["call", "set"]
     name: str
@@ -29,15 +29,14 @@ class Called(NamedTuple):
 class Envs:
     """Calls methods of the sampler's environments, and reads and sets their attributes, through all wrappers.
 
-    A call takes effect before the first batch whose collection has not been ordered: the next one, or, of a sampler
-    that works ahead by `depth`, the one after those. A reset that is due comes after the call with
-    `reset="next_step"`, and before it with `reset="batch_end"`. Every slot's calls belong to the sampler's state: a
-    resumed run and the replacement of a lost worker repeat them. Arguments and values are plain data: None, numbers,
-    text, bytes, arrays, and lists, tuples and dicts of these.
+    A call takes effect before the first batch not yet requested: the next one, or with `depth` the one after those in
+    flight. With `reset="next_step"` a reset that is due comes after the call, with `reset="batch_end"` before it. Every
+    slot's calls belong to the sampler's state: a resumed run and the replacement of a lost worker repeat them.
+    Arguments and values are plain data: None, numbers, text, bytes, arrays, and lists, tuples and dicts of these.
 
     Args:
-        told: takes every call that environments have had, after it. evaluator: plays evaluations in environments of
-            its own, which are out of reach; "": the sampler plays them.
+        told: called after each `call` and `set`, with it. evaluator: why evaluation environments cannot be reached; "":
+            the sampler plays them.
     """
 
     def __init__(self, sampler: Any, told: Callable[[Called], Any] | None = None, evaluator: str = "") -> None:
@@ -67,12 +66,11 @@ class Envs:
         Args:
             slots: numbers of training environments; None for all. evaluation: call the evaluation environments
                 instead, and those of all later evaluations.
-            overwrites: the call undoes all that earlier calls of the same method did, which then need not be
-                remembered.
+            overwrites: the call undoes earlier calls of the same method, which need not be remembered.
 
         Returns:
-            the values in the order of slots; with `slots` a dict by slot. None of a slot without environment, such as
-            one of a runner that is being replaced, whose environments get the call when they are made.
+            the values in the order of slots; with `slots` a dict by slot. None for a slot without environment, as while
+            its runner is replaced; its new environment gets the call.
 
         Raises:
             ConfigError: no environment has the method, it is private or the sampler's own, a value or argument is no
@@ -82,15 +80,15 @@ class Envs:
         return self._order("call", method, args, kwargs, slots, evaluation, overwrites)
 
     def get(self, name: str, /, *, slots: Sequence[int] | None = None, evaluation: bool = False) -> Any:
-        """Returns an attribute of every environment, or of some: see `call`."""
+        """Returns an attribute of all environments, or of some; see `call`."""
         return self._order("get", name, (), {}, slots, evaluation)
 
     def set(self, name: str, value: Any, /, *, slots: Sequence[int] | None = None, evaluation: bool = False) -> None:
-        """Sets an attribute that every environment, or some, have already: see `call`."""
+        """Sets an existing attribute of all environments, or of some; see `call`."""
         self._order("set", name, (value,), {}, slots, evaluation)
 
     def last_call(self, method: str, slot: int = 0) -> tuple[Any, ...] | None:
-        """Returns the positional arguments of the last call of a method in one slot that went well; None before it."""
+        """Returns the positional arguments of the last successful call of a method in a slot, or None."""
         calls = self._sampler.calls_of_envs
         mine = calls[slot] if 0 <= slot < len(calls) else ()
         own = [x for x in mine if (x.kind, x.name, x.raised) == ("call", method, False)]
@@ -140,7 +138,7 @@ class Envs:
 
 
 def _refuse(what: str, answers: dict[int, Answer], evaluation: bool) -> None:
-    """Raises for the slots that did not execute a call, or have no value that can be sent."""
+    """Raises for slots that did not execute a call, or whose value cannot be sent."""
     by_status: dict[str, list[int]] = {}
     for b, answer in answers.items():
         by_status.setdefault(answer.status, []).append(b)
