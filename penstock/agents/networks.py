@@ -48,7 +48,7 @@ class Net:
     layers follow it (and the memory)."""
     critic_hidden: tuple[Count, ...] | None = None
     """Like `actor_hidden`, for the critic or critics."""
-    activation: ActivationName | Callable[[], nn.Module] = "tanh"
+    activation: ActivationName | Callable[..., Any] = "tanh"
     """Activation between fully connected layers, by name or as a class of modules (`module:NAME`). tanh suits policy
     gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
     init: InitName = "auto"

@@ -6,7 +6,7 @@ N flat samples, A actions, L sequence length, K agents, *O and *A the trailing s
 A row t is one environment step of one slot: `action[t]` was chosen at `obs[t]`; `reward[t]`, `terminated[t]` and
 `truncated[t]` answer it; `obs[t+1]` is its true successor wherever `valid[t]`. The step after an end is a reset row:
 its action is ignored, it is not valid, and the observation after it is `first`. Hence three rules for every batch: a
-row is followed only by a valid one; row 0 of a batch is row T of the one before; only valid rows are environment steps.
+step goes on only in a valid row; row 0 of a batch is row T of the one before; only valid rows are environment steps.
 """
 
 from __future__ import annotations
