@@ -135,7 +135,7 @@ MUTATIONS = (
     Mutation("stale target: never copied", DQN, "updates % cfg.target_interval == 0", "updates % cfg.target_interval == -1", IN_TRAINING),
     Mutation("tau reversed", VALUES, "list(target), list(source), tau\n",
              "list(target), list(source), 1.0 - tau\n", IN_TRAINING),
-    Mutation("fresh priorities bootstrap without discount^n", DQN, "* ~terminated * cfg.discount**after", "* ~terminated", IN_TRAINING),
+    Mutation("fresh priorities bootstrap without discount^n", DQN, "* ~terminated * view.discount**after", "* ~terminated", IN_TRAINING),
     Mutation("dueling: the largest advantage is subtracted", VALUES, "advantage.mean(dim, keepdim=True)",
              "advantage.amax(dim, keepdim=True)", "tests/agents/test_q_agent.py"),
     Mutation("targets start from other weights", Q_AGENT, "self.target = copy.deepcopy(self.online)",

@@ -360,6 +360,8 @@ class Encoder(nn.Module):
                 self.size += _flat_size(leaf)
         if not self.size:
             raise ConfigError(f"no features in observation {describe(obs)}; expected at least one array with elements")
+        self.sees_images = bool(self.images) or any(len(self.leaves[i].shape) > 1 for i in self._taken)
+        """Rows are large: with an image, or a user's encoder of an array of two or more axes."""
         one = self.leaves[0]
         self.is_identity = (
             isinstance(obs, LeafSpec)
@@ -375,11 +377,6 @@ class Encoder(nn.Module):
             start_encoders(encoders or {self.paths[int(i)]: image for i, image in self.images.items()}, net)
         for key, module in encoders.items():
             check_encoder(key, module, obs if key is None else obs[key], net)  # pyright: ignore[reportIndexIssue]
-
-    @property
-    def sees_images(self) -> bool:
-        """True if rows are large: with an image, or a user's encoder of an array of two or more axes."""
-        return bool(self.images) or any(len(self.leaves[i].shape) > 1 for i in self._taken)
 
     def in_words(self) -> dict[str, str]:
         """By path: user's encoders, and whether each box of two or more axes is an image or a vector."""

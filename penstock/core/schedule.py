@@ -243,8 +243,11 @@ def with_values(settings: S, values: Mapping[str, Any]) -> S:
 
 def check_schedules(settings: Any) -> None:
     """Raises ConfigError if a schedule field of a settings dataclass holds no valid schedule."""
-    for _, value in _schedules(settings):
-        curve(value)
+    for name, value in _schedules(settings):
+        try:
+            curve(value)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
 
 
 def over_the_run(settings: Any) -> dict[str, Schedule]:

@@ -112,7 +112,7 @@ class Settings:
             agent_fn=functions.agent,
             postprocess_fn=functions.postprocess,
             loss_fn=functions.loss,
-            optimizer_fn=scaled_groups(functions.optimizer),
+            optimizer_fn=scaled_groups(functions.optimizer) if self.lr_scales else functions.optimizer,
             replay_fn=functions.replay,
             max_grad_norm=self.max_grad_norm,
             standardize=("advantage",) if getattr(self, "normalize_advantage", False) else (),

@@ -54,12 +54,11 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
         )
     run_dir = free_run_dir(exp)
     _check_each(exp)
-    warn_of_unstorable(exp)
     with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(run_dir, exp.run.dir is not None)
         with RunLock(run_dir):
             check_free(run_dir)  # again: another run may have come and gone while this one was being built
-            write_config(trainer)
+            warn_of_unstorable(write_config(trainer))
             if trainer.learners is not None:
                 trainer.persist(
                     trainer.save

@@ -123,6 +123,7 @@ def test_the_gradient_pushes_unseen_actions_down() -> None:
 def test_targets_and_their_entropy() -> None:
     cfg = CQL(alpha=0.5, sampled_actions=1)
     agent: Any = agent_fn(BOX, cfg)
+    agent.set_exploration(cfg, cfg.learning_starts)
     x = sample_of(cfg)
     plain, soft = (
         processed(agent, x, CQL(alpha=0.5, sampled_actions=1, entropy_backup=on))["target"] for on in (False, True)

@@ -199,7 +199,9 @@ def test_environments_are_closed_where_the_place_is_refused() -> None:
 
 @pytest.mark.parametrize(("first", "total"), [(8, 12), (0, 7)])
 def test_slots_outside_of_all_are_refused(first: int, total: int) -> None:
-    with pytest.raises(ConfigError, match=rf"first_slot={first} with B=8.*total_slots={total}; use total_slots >= "):
+    with pytest.raises(
+        ConfigError, match=rf"first_slot={first} and B=8 .*total_slots={total}; expected total_slots of"
+    ):
         ps.SerialSampler(T, 8).build("CartPole-v1", share=ps.Share(first, total))
 
 

@@ -67,7 +67,7 @@ def test_changed_settings_take_effect_on_the_state_of_the_other(name: str, tmp_p
         for optimizer in policy.optimizers.values():
             group = optimizer.param_groups[0]
             assert (group["lr"], group["eps"]) == (7e-4, 1e-3)
-            assert group.get("weight_decay", 0.03) == 0.03
+            assert group["weight_decay"] == CHANGES[name].get("algo.weight_decay", 0.0)
         if policy.replay_schedule is not None and before.replay_schedule is not None:
             assert len(policy.replay_schedule.replay) == len(before.replay_schedule.replay) > 0
         for path, value in CHANGES[name].items():

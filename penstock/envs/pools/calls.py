@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-import gymnasium as gym
-
 from penstock.core.errors import nearest, words_of
 from penstock.core.wire import decode, encode
 
@@ -167,6 +165,8 @@ def layers(env: Any) -> Iterator[Any]:
     """An environment and those inside it, outermost first."""
     while env is not None:
         yield env
+        import gymnasium as gym
+
         innermost = isinstance(env, gym.Env) and not isinstance(env, gym.Wrapper)
         inside = {} if innermost else getattr(env, "__dict__", {})
         env = next((inside[name] for name in _BELOW if name in inside), None)

@@ -112,14 +112,17 @@ def changes_since(run_dir: Path) -> list[str]:
     ]
 
 
-def write_config(trainer: Trainer) -> None:
+def write_config(trainer: Trainer) -> dict[str, Any]:
     """Writes config.json, from which a run is resumed and loaded, and meta.json with machine, versions and command.
+
+    Returns the experiment as it is written.
 
     The run is trusted from then on, as it is this user's own.
     """
     exp, run_dir = trainer.begun.exp, trainer.run_dir
     assert run_dir is not None
-    config = config_bytes(to_plain(exp), specs_to_plain(trainer.plan.specs))
+    plain = to_plain(exp)
+    config = config_bytes(plain, specs_to_plain(trainer.plan.specs))
     meta = {
         "env": exp.env_config.name,
         "algo": exp.algo_name,
@@ -138,6 +141,7 @@ def write_config(trainer: Trainer) -> None:
     except OSError as error:
         raise CheckpointError(f"cannot write into run directory {run_dir}: {error.strerror or error}") from error
     remember(run_dir / CONFIG, hashlib.sha256(config).hexdigest())
+    return plain
 
 
 def _git() -> str | None:

@@ -75,9 +75,9 @@ def require_storable(exp: Any, why: str) -> None:
         )
 
 
-def warn_of_unstorable(exp: Any) -> None:
-    """Warns of the parts of an experiment that its run cannot store, and says what takes them again."""
-    if not (lost := unstorable(to_plain(exp))):
+def warn_of_unstorable(plain: Any) -> None:
+    """Warns of the parts of an experiment as plain data that its run does not store, and says what takes them again."""
+    if not (lost := unstorable(plain)):
         return
     given = ", ".join(f"{name}={value}" for name, value in _arguments_for(lost).items())
     again = f"Pass it again, ps.resume(run, {given}), or move" if given else "Move"

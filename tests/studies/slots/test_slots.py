@@ -248,7 +248,7 @@ def test_a_slot_that_dies_takes_its_trial_along_which_is_tried_again_in_another(
         (("rey", "local", 1.0), "--backend rey: .*'ray'"),
         (("processes", "auto", 1.0), "--address and --cpus are of --backend ray"),
         (("processes", "local", 2.0), "--address and --cpus are of --backend ray"),
-        (("ray", "local", -1.0), "--cpus -1; expected"),
+        (("ray", "local", -1.0), r"--cpus -1\.0; expected"),
     ],
 )
 def test_settings_of_another_backend(given: tuple[str, str, float], said: str) -> None:
