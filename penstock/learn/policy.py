@@ -422,19 +422,19 @@ class Policy:
         self,
         obs: Tree,
         state: Tree = None,
+        episode_start: Any = None,
         deterministic: bool = True,
         prev_reward: float | np.ndarray[Any, Any] = 0.0,
-        episode_start: Any = None,
     ) -> Any:
         """The action for one observation or a batch of N, as the environment takes it (boxes clipped).
 
         Args:
             obs: in the environment's form, leaves [*O] or [N, *O].
             state: what the call before returned, None at the start of an episode. Only recurrent policies have one.
-            deterministic: the distribution's mode instead of a sample.
-            prev_reward: the reward that came with `obs`, for agents that read it.
             episode_start: bool or [N] bool, rows of `obs` that begin an episode: their state, previous action and
                 reward are reset. None: all rows if `state` is None.
+            deterministic: the distribution's mode instead of a sample.
+            prev_reward: the reward that came with `obs`, for agents that read it.
 
         Returns:
             The action; if the policy is recurrent the pair (action, new state).

@@ -52,7 +52,7 @@ def predict(
             spec.action,
         )
 
-    agent_state, prev_action = state if state is not None else (agent.initial_state(rows), None)
+    agent_state, prev_action = _given(state, rows) if state is not None else (agent.initial_state(rows), None)
     if prev_action is None:
         prev_action = null_action()
     rewards = torch.zeros(rows, device=device)
@@ -68,6 +68,22 @@ def predict(
         chosen, _, agent_state = agent.act(inputs, agent_state, None if noise is None else noise(rows).to(device))
     action = tree_map(lambda leaf, a: _as_env(leaf, a[:n].cpu().numpy(), single), spec.action, chosen)
     return action if agent_state is None else (action, (agent_state, chosen))
+
+
+def _given(state: Any, rows: int) -> tuple[Tree, Tree]:
+    """The parts of a state that an earlier call returned. Raises ConfigError for another one, or of other rows."""
+    if not (isinstance(state, tuple) and len(state) == 2):
+        raise ConfigError(
+            f"predict: state is {state!r:.60} ({type(state).__name__}); expected what the call before returned beside "
+            "the action, or None"
+        )
+    held = {len(x) for x in tree_leaves(state)}
+    if held - {rows}:
+        raise ConfigError(
+            f"predict: state is of {min(held)} rows, padded to a multiple of 4, and obs of {rows}; expected the state "
+            "that the call before returned for as many observations"
+        )
+    return state
 
 
 def _starts(episode_start: Any, n: int) -> np.ndarray[Any, Any]:

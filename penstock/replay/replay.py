@@ -388,7 +388,9 @@ class ReplaySchedule:
         self.collected = 0
         """Rows collected since the run began."""
         self.trained = 0
-        """Gradient steps asked of the policy, skipped ones included."""
+        """Gradient steps asked of the policy, skipped ones included; as if the present rate had always held."""
+        self._other_rows = 0
+        """Rows trained on that `trained` does not count, as they were at another rate; below 0 if it counts too many."""
         self.whole = False
         """True: the replay holds a full dataset; rows played back are counted and not added."""
 
@@ -419,7 +421,7 @@ class ReplaySchedule:
 
     def take_settings_of(self, fresh: ReplaySchedule) -> None:
         """Goes on with the batch size, rate, discount and priorities of another one, which holds nothing."""
-        rate = self._rate
+        rate, rows = self._rate, self._rows_trained
         self.batch_size, self.replay_ratio, self.learning_starts = (
             fresh.batch_size,
             fresh.replay_ratio,
@@ -428,12 +430,12 @@ class ReplaySchedule:
         self.after_update = fresh.after_update
         self.replay.take_settings_of(fresh.replay)
         if self._rate != rate:
-            self.trained = self._asked()  # a ratio that has changed holds from now on
+            self._begin_rate(rows)
 
     def metrics(self) -> dict[str, float]:
         """`replay/ratio`, the rows trained on for each row collected so far, and `replay/size` in samples."""
         counted = max(0, self.collected - self.learning_starts)
-        ratio = self.trained * self.batch_size * self.sample_rows / counted if counted else 0.0
+        ratio = self._rows_trained / counted if counted else 0.0
         return {"replay/ratio": ratio, "replay/size": float(len(self.replay))}
 
     def state_dict(self) -> dict[str, Any]:
@@ -441,6 +443,7 @@ class ReplaySchedule:
         return {
             "collected": self.collected,
             "trained": self.trained,
+            "other_rows": self._other_rows,
             "rate": self._rate,
             "whole": self.whole,
             "replay": self.replay.state_dict(),
@@ -451,8 +454,19 @@ class ReplaySchedule:
         self.replay.load_state_dict(state["replay"], arrays)
         self.collected, self.trained = int(state["collected"]), int(state["trained"])
         self.whole = bool(state.get("whole", False))
-        if list(state.get("rate", self._rate)) != self._rate:
-            self.trained = self._asked()
+        self._other_rows = int(state.get("other_rows", 0))
+        rate = list(state.get("rate", self._rate))
+        if rate != self._rate:
+            self._begin_rate(int(self.trained * rate[1] * rate[2]) + self._other_rows)
+
+    def _begin_rate(self, rows: int) -> None:
+        """A rate that has changed holds from now on, after so many rows were trained on."""
+        self.trained = self._asked()
+        self._other_rows = rows - self.trained * self.batch_size * self.sample_rows
+
+    @property
+    def _rows_trained(self) -> int:
+        return self.trained * self.batch_size * self.sample_rows + self._other_rows
 
     @property
     def _rate(self) -> list[float]:

@@ -22,7 +22,16 @@ from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import CHANGES, at, known_steps, plain_changes, with_changes, write_change
+from penstock.run.files.changes import (
+    CHANGES,
+    at,
+    known_steps,
+    plain_changes,
+    require_own_journal,
+    require_whole_journal,
+    with_changes,
+    write_change,
+)
 from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
@@ -104,8 +113,10 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with as_checkpoint_error(checkpoint.path, OTHERS):
             known = known_steps(checkpoint)
         with as_checkpoint_error(run_dir / CHANGES), prefix_errors(run_dir / CHANGES):
+            if not trust:
+                require_own_journal(run_dir)
+            require_whole_journal(run_dir, checkpoint)
             made = plain_changes(run_dir, known)
-            config.require_trust({"changes": made}, files=False)
             with_changes(exp, made)
         now = {key: changes[key] for key in own if key in made}  # changed in the run, and again by this call
         with as_checkpoint_error(checkpoint.path, OTHERS):

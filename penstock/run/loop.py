@@ -20,7 +20,7 @@ from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import at, write_change
+from penstock.run.files.changes import at, changed, write_change
 from penstock.run.files.inits import Init
 from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Iteration, PendingIteration
@@ -276,10 +276,18 @@ class Run:
                 ended.
         """
         trainer = self._in_the_with()
-        before = trainer.exp
+        before, metrics = trainer.exp, self._metrics if self._open is None else self._open.it.metrics
+        exp = changed(before, changes)
+        if exp.run.stop != before.run.stop:
+            trainer.check_stop(exp.run.stop, metrics)
+        if exp.run.steps <= trainer.env_steps and exp.run.steps != before.run.steps:
+            raise ConfigError(
+                f"run.steps={exp.run.steps:,} at {trainer.env_steps:,} steps; expected more than these: run.stop() ends "
+                "the run after this iteration"
+            )
         trainer.change(changes)
         for path in changes:
-            old, new = at(before, path), at(trainer.exp, path)
+            old, new = (at(x, path, None) for x in (before, trainer.exp))
             if isinstance(new, (int, float)):
                 (self._unlogged if self._open is None else self._open.it.metrics)[f"settings/{path}"] = float(new)
             self._say(f"step {trainer.env_steps:,}: {path} {old} -> {new}")

@@ -28,7 +28,7 @@ from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, loa
 from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import at, changed, known_steps, plain_changes, with_changes, write_change
+from penstock.run.files.changes import at, changed, journaled, known_steps, plain_changes, with_changes, write_change
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored_experiment import CONFIG, OTHERS, as_checkpoint_error
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
@@ -75,7 +75,7 @@ class Trainer:
         self.exp, self.run_dir = plan.exp, run_dir
         exp = plan.exp
         if exp.run.eval_episodes and not plan.eval_seating.many:  # else at the first evaluation
-            self._check_stop(metric_names(*_EVALUATED, plan.eval_env.info_keys))
+            self._check_evaluated(exp.run.stop, metric_names(*_EVALUATED, plan.eval_env.info_keys))
         self._evaluator: Evaluator | None = None
         self._agents = (plan.held_out or plan.report).agents if exp.run.eval_exploitability else None
         """Agents of the game that exploitability is computed for."""
@@ -183,15 +183,7 @@ class Trainer:
             "time/fps": self.env_steps / max(self.elapsed_s, 1e-9),
             "time/sample_frac": step.sample_s / max(step.sample_s + step.train_s, 1e-9),
         }
-        unknown = [
-            name
-            for name in self.exp.run.stop
-            if name not in metrics and not name.startswith("eval/") and not self._awaits(name, before)
-        ]
-        if unknown and len(self.recent) and self.policy.updates:
-            raise ConfigError(
-                f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
-            )
+        self._check_reported(self.exp.run.stop, metrics, before)
         return metrics
 
     def _step(self, policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep:
@@ -264,7 +256,8 @@ class Trainer:
         if self._agents is not None:
             metrics["eval/exploitability"] = self._exploitability(count)
         if len(played):
-            self._check_stop([*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)])
+            evaluated = [*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)]
+            self._check_evaluated(self.exp.run.stop, evaluated)
             if cut := played.without_end(run.eval_max_steps):
                 metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, played.mean_return)
@@ -275,9 +268,23 @@ class Trainer:
         seeds = starts(self.exp.run.seed, count)
         return exploitability(Side("the policy", self.policy), self.exp.eval_env_config, self._agents, seeds).mean
 
-    def _check_stop(self, evaluated: Sequence[str]) -> None:
-        """Raises ConfigError if `run.stop` names an evaluation metric that is none of these."""
-        for name in self.exp.run.stop:
+    def check_stop(self, stop: Mapping[str, float], metrics: ResultDict) -> None:
+        """Raises ConfigError if a stop rule names a metric that this run does not report, beside these of now."""
+        self._check_reported(stop, metrics, dict.fromkeys(self._updates(), 0))
+        if self.exp.run.eval_episodes and not self.plan.eval_seating.many:
+            self._check_evaluated(stop, metric_names(*_EVALUATED, self.plan.eval_env.info_keys))
+
+    def _check_reported(self, stop: Mapping[str, float], metrics: ResultDict, before: Mapping[str, int]) -> None:
+        others = [name for name in stop if name not in metrics and not name.startswith("eval/")]
+        unknown = [name for name in others if not self._awaits(name, before)]
+        if unknown and len(self.recent) and self.policy.updates:
+            raise ConfigError(
+                f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
+            )
+
+    def _check_evaluated(self, stop: Mapping[str, float], evaluated: Sequence[str]) -> None:
+        """Raises ConfigError if a stop rule names an evaluation metric that is none of these."""
+        for name in stop:
             if name.startswith("eval/") and name not in (*evaluated, "eval/cut_episodes"):
                 raise ConfigError(
                     f"run.stop names {name!r}, which evaluations do not report; {nearest(name, evaluated)}"
@@ -352,6 +359,7 @@ class Trainer:
             "best_score": self.best_score,
             "elapsed_s": self.elapsed_s,
             "threads": self.threads,
+            "changes": journaled(self.run_dir),
             "recent": self.recent.to_plain(),
         }
 

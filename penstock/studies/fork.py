@@ -14,6 +14,7 @@ from penstock.core.errors import CheckpointError
 from penstock.core.files import fsync_dir, write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
+from penstock.run.files.changes import CHANGES, FORKED
 from penstock.run.files.rundir import check_free
 from penstock.run.files.stored_experiment import CONFIG, META, config_bytes
 from penstock.run.files.trust import is_trusted, remember
@@ -48,6 +49,7 @@ def fork_run(source: Path, target: Path, exp: Experiment, spec: Mapping[str, Any
                 (unnamed / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, unnamed / name)
         write_atomic(unnamed / CONFIG, config)
+        write_atomic(unnamed / CHANGES, FORKED)  # the settings are those of `exp`, not what the other changed
         os.rename(unnamed, target)
         fsync_dir(target.parent)
     except OSError as error:

@@ -314,6 +314,16 @@ def test_a_recurrent_policy_hands_its_state_back(kind: Any, n: int | None):
     assert len(np.unique(np.stack(actions))) > 1
 
 
+def test_predict_refuses_a_state_that_is_not_of_these_rows():
+    policy = ppo_policy(VECTOR, CHOICE, recurrent="lstm", recurrent_size=8)
+    _, state = policy.predict(obs_of(VECTOR, 4, seed=0))
+    with pytest.raises(ConfigError, match=r"state is of 4 rows, padded to a multiple of 4, and obs of 8"):
+        policy.predict(obs_of(VECTOR, 6, seed=1), state)
+    for bad in (3, (), state[0], [state]):
+        with pytest.raises(ConfigError, match="predict: state is .*expected what the call before returned"):
+            policy.predict(obs_of(VECTOR, 4, seed=1), bad)
+
+
 def test_predict_names_the_shapes_it_expects():
     policy = ppo_policy(NESTED, CHOICE)
     for bad, text in (

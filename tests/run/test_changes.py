@@ -232,14 +232,57 @@ def test_a_rate_that_somebody_changed_is_seen_and_told(tmp_path: Path) -> None:
     assert [row["train/learning_rate"] for row in rows(tmp_path / "a")] == [3e-4, 3e-4, 0.0, 0.0, 0.0]
 
 
-def test_a_journal_that_somebody_else_wrote_calls_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+CODE = {"import": "os:system", "args": ["true"], "kwargs": {}}
+
+
+@pytest.mark.parametrize("value", ["os:system", CODE])
+def test_a_journal_that_somebody_else_wrote_calls_nothing(value: Any, tmp_path: Path) -> None:
     play(ps.Run(experiment("ppo", tmp_path / "a", steps=256)), {2: {"algo.lr": 1e-4}}, 3)
-    monkeypatch.setattr("penstock.run.files.stored_experiment.is_listed", lambda digest: False)
-    monkeypatch.setattr("penstock.run.files.stored_experiment.below_trusted", lambda path: False)
-    row = {"step": 10, "set": {"algo.lr": "os:system"}}
+    row = {"step": 10, "set": {"algo.lr": value}}  # the settings of the run are this user's, and trusted
     (tmp_path / "a" / CHANGES).write_text(json.dumps(row) + "\n")
-    with pytest.raises(CheckpointError, match="os:system"):
+    with pytest.raises(CheckpointError, match=r"changes\.jsonl names .*os:system.*written elsewhere"):
         ps.resume(tmp_path / "a")
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped", "other"])
+def test_a_journal_that_has_lost_a_row_is_named(how: str, tmp_path: Path) -> None:
+    path = play(ps.Run(experiment("ppo", tmp_path / "a", steps=256)), {2: {"algo.lr": 1e-4}}, 3).run_dir / CHANGES
+    text = path.read_text()
+    path.unlink() if how == "gone" else path.write_text(
+        "x" + text if how == "flipped" else text.replace("0.0001", "0.1")
+    )
+    with pytest.raises(CheckpointError, match=r"changes\.jsonl is damaged or gone: .* after 1 changes"):
+        ps.resume(tmp_path / "a")
+
+
+def test_the_last_of_a_rule_and_its_part_counts(tmp_path: Path) -> None:
+    steps = {1: {"run.stop": {"rollout/episodes": 1e9}}, 2: {"run.stop.rollout/ep_rew_mean": 1e9}, 3: {"run.stop": {}}}
+    run = play(ps.Run(experiment("ppo", tmp_path / "a")), steps, 4)
+    assert run.trainer.exp.run.stop == {}
+    with ps.Run.resume(tmp_path / "a") as again:
+        assert again.trainer.exp.run.stop == {}
+
+
+def test_rules_and_lengths_that_would_end_the_run_are_refused(tmp_path: Path) -> None:
+    def ask(it: ps.Iteration) -> None:
+        if it.itr == 4:
+            with pytest.raises(ConfigError, match="'rollout/ep_rew_man', which this run does not report; did you mean"):
+                it.run.set({"run.stop": {"rollout/ep_rew_man": 1.0}})
+            with pytest.raises(ConfigError, match="'eval/nope', which evaluations do not report"):
+                it.run.set({"run.stop": {"eval/nope": 1.0}})
+            with pytest.raises(ConfigError, match=r"run\.steps=20 at \d+ steps; expected more"):
+                it.run.set({"run.steps": 20})
+
+    each(ps.Run(experiment("ppo", tmp_path / "a", steps=300, eval_episodes=1)), ask)
+
+
+def test_the_replay_ratio_that_is_reported_stays_true(tmp_path: Path) -> None:
+    play(ps.Run(experiment("dqn", tmp_path / "a", steps=420)), {3: {"algo.replay_ratio": 32, "algo.batch_size": 8}})
+    before, *after = rows(tmp_path / "a")[2:]
+    updates = [row["train/n_updates"] - before["train/n_updates"] for row in after]
+    for row, n in zip(after, updates):
+        trained = before["train/n_updates"] * 16 + n * 8
+        assert row["replay/ratio"] == pytest.approx(trained / (row["step"] - 40))
 
 
 @pytest.mark.parametrize(

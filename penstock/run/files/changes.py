@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import unshare
 from penstock.run.checkpoints.checkpoint import Checkpoint
 from penstock.run.experiment import Experiment
+from penstock.run.files.foreign import foreign, refusal
+from penstock.run.files.trust import is_trusted, remember
 from penstock.run.log import cut_rows, read_rows
 
 CHANGES = "changes.jsonl"
 """Journal in the run directory: a row for each change, {"step": environment steps, "set": {path: value}}. Calls into
 environments are there for people only, as `env_call` and `env_set`; the sampler's state repeats them."""
+FORKED = b'{"step": 0, "forked": true}\n'
+"""First row of the journal of a run that was made of another one's checkpoint."""
 RUN_SETTINGS = (
     "steps", "stop", "eval_interval", "eval_episodes", "eval_max_steps", "checkpoint_interval", "keep", "keep_replays",
     "log_interval",
@@ -33,7 +39,7 @@ def changed(exp: Experiment, changes: Mapping[str, Any]) -> Experiment:
         ConfigError: an unknown path, a value out of range, or a setting that determines networks, optimizers, replay or
             slots.
     """
-    if not isinstance(changes, Mapping) or not changes:
+    if not isinstance(changes, Mapping) or not changes or not all(isinstance(path, str) for path in changes):
         raise ConfigError(f"changes {changes!r:.60}; expected settings by path, e.g. {{'algo.lr': 1e-4}}")
     found = override(exp, changes)
     for path in changes:
@@ -67,9 +73,11 @@ def _require_movable(exp: Experiment, path: str) -> None:
     )
 
 
-def at(settings: Any, path: str) -> Any:
-    """The setting at a dotted path."""
+def at(settings: Any, path: str, *default: Any) -> Any:
+    """The setting at a dotted path; `default` if there is none, else KeyError."""
     for key in path.split("."):
+        if isinstance(settings, Mapping) and key not in settings and default:
+            return default[0]
         settings = settings[key] if isinstance(settings, Mapping) else getattr(settings, key)
     return settings
 
@@ -93,6 +101,59 @@ def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"the change was not made, as it cannot be written to {path}: {error.strerror or error}; free some space"
         ) from error
+    if _names_code(row):
+        _trust(run_dir)
+
+
+def require_own_journal(run_dir: Path) -> None:
+    """Raises CheckpointError if a journal names code in rows that no process of this user wrote."""
+    rows = _rows_of_code(run_dir)
+    if rows and not is_trusted(run_dir / CHANGES, _digest(rows)):
+        raise CheckpointError(
+            f"{refusal(run_dir / CHANGES, foreign([row['set'] for row in rows]))}It was written elsewhere, or changed "
+            "since. If you know who wrote it: --trust (trust=True); see docs/security.md"
+        )
+
+
+def journaled(run_dir: Path | None) -> dict[str, Any]:
+    """What a checkpoint keeps of the journal: the number of rows that set something, and their digest."""
+    rows = [] if run_dir is None else _settings_rows(run_dir)
+    return {"rows": len(rows), "sha256": _digest(rows)}
+
+
+def require_whole_journal(run_dir: Path, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError if rows that a checkpoint was written after are gone or others."""
+    kept = checkpoint.state["trainer"].get("changes", {"rows": 0, "sha256": ""})
+    count, digest = kept["rows"], kept["sha256"]
+    forked = read_changes(run_dir, 0)[:1] == [json.loads(FORKED)]
+    if count and not forked and _digest(_settings_rows(run_dir)[:count]) != digest:
+        raise CheckpointError(
+            f"{run_dir / CHANGES} is damaged or gone: {checkpoint.path} was written after {count} changes of settings, "
+            "which the journal does not hold as they were; put it back, or start anew from the networks: "
+            f"--init {run_dir}"
+        )
+
+
+def _settings_rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in read_changes(run_dir, math.inf) if "set" in row]
+
+
+def _rows_of_code(run_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in _settings_rows(run_dir) if _names_code(row)]
+
+
+def _names_code(row: Mapping[str, Any]) -> bool:
+    return bool(foreign([row.get("set")]))
+
+
+def _trust(run_dir: Path) -> None:
+    """Has later processes of this user take the rows that name code, as they are now."""
+    if rows := _rows_of_code(run_dir):
+        remember(run_dir / CHANGES, _digest(rows))
+
+
+def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def known_steps(checkpoint: Checkpoint) -> int:
@@ -111,7 +172,14 @@ def plain_changes(run_dir: Path, step: int, cut: bool = False) -> dict[str, Any]
         cut: remove rows of later steps, as a resumed run repeats these changes.
     """
     rows = cut_rows(run_dir / CHANGES, step) if cut else read_changes(run_dir, step)
-    return {path: value for row in rows for path, value in row.get("set", {}).items()}
+    if cut:
+        _trust(run_dir)
+    found: dict[str, Any] = {}
+    for path, value in (item for row in rows for item in row.get("set", {}).items()):
+        for known in [x for x in found if x == path or x.startswith(f"{path}.")]:
+            del found[known]  # the later one is made last
+        found[path] = value
+    return found
 
 
 def read_changes(run_dir: Path, step: float) -> list[dict[str, Any]]:
@@ -120,5 +188,5 @@ def read_changes(run_dir: Path, step: float) -> list[dict[str, Any]]:
 
 
 def with_changes(exp: Experiment, plain: Mapping[str, Any]) -> Experiment:
-    """The experiment with a journal's changes."""
-    return override(exp, {path: from_plain(value) for path, value in plain.items()})
+    """The experiment with a journal's changes. Raises ConfigError for those that `changed` refuses."""
+    return changed(exp, {path: from_plain(value) for path, value in plain.items()}) if plain else exp

@@ -73,7 +73,7 @@ class StoredConfig:
             again.require_same_algo(self.plain)
         with as_checkpoint_error(self.path):
             plain = _without_weights(_unmapped(_without(self.plain, of_algo))["algo"])
-            self.require_trust({"algo": plain}, files=False)
+            self._require_trust({"algo": plain}, files=False)
             algo = self._made(plain)
             if not hasattr(algo, "build"):
                 raise TypeError("no algorithm in it")
@@ -103,7 +103,8 @@ class StoredConfig:
         with as_checkpoint_error(self.path), prefix_errors(self.path):
             again.require_same(self.plain)
         with as_checkpoint_error(self.path):
-            return self._experiment(self.plain, again, files=True)
+            plain = {**self.plain, "algo": _without_weights(self.plain["algo"])}  # they are in the checkpoint
+            return self._experiment(plain, again, files=True)
 
     def _experiment(self, plain: Mapping[str, Any], again: Supplied, files: bool) -> Experiment:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
@@ -114,7 +115,7 @@ class StoredConfig:
             own = files and not isinstance(eval_env, EnvConfig)  # a run that goes on keeps those that were stored
             kwargs = plain.get("eval_env_kwargs", {}) if own else {}
             plain = {**plain, "eval_env": None, "eval_env_kwargs": kwargs}
-        self.require_trust(plain, files)
+        self._require_trust(plain, files)
         exp = self._made(plain)
         if not isinstance(exp, Experiment):
             raise TypeError("no Experiment in it")
@@ -129,8 +130,7 @@ class StoredConfig:
             call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
             raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
-    def require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
-        """Raises CheckpointError if settings name what is not to be touched unasked, unless the run is trusted."""
+    def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
         found = [] if self.trusted else foreign(plain, files=files)
         if found:
             raise CheckpointError(

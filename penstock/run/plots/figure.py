@@ -81,7 +81,8 @@ def plot_runs(run_dirs: Sequence[str | Path], out: str | Path | None = None, met
     Raises:
         ConfigError: a directory is no run, none has a row with `metric`, or another suffix.
     """
-    run_dirs, out = [Path(d) for d in run_dirs], None if out is None else Path(out)
+    given = [run_dirs] if isinstance(run_dirs, (str, Path)) else run_dirs
+    run_dirs, out = [Path(d) for d in given], None if out is None else Path(out)
     if out is not None and out.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
     if strange := [str(run_dir) for run_dir in run_dirs if not (Path(run_dir) / JSONL).is_file()]:

@@ -37,6 +37,9 @@ class RunRow:
     hours: float
     """Wall time."""
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @property
     def values(self) -> dict[str, Any]:
         """The columns of the table by name, without those of settings."""
@@ -82,14 +85,20 @@ class Runs(Sequence[RunRow]):
         """The runs for which `where` is true and columns or settings are equal to these values.
 
             runs.filter(env="CartPole-v1", algo="ppo").filter(lambda run: run.evaluation > 400)
-            runs.filter(**{"algo.lr": 1e-3})
+            runs.filter(lr=1e-3)  # of the algorithm; others by path, as in **{"sampler.T": 128}
 
         Raises:
             ConfigError: no run has a column or setting of that name.
         """
+        for name in [name for name in equal if "." not in name and name not in _COLUMNS]:
+            if any(_has(row, path := f"algo.{name}") for row in self):
+                equal[path] = equal.pop(name)  # as the table names its columns
         for name in equal:
             if self._rows and name not in _COLUMNS and not any(_has(row, name) for row in self):
-                raise ConfigError(f"no run has {name!r}; {nearest(name, [*_COLUMNS, *self._settings()])}, or algo.NAME")
+                known = [*_COLUMNS, *self._settings()]
+                raise ConfigError(
+                    f"no run has {name!r}; {nearest(name, known)}; settings by path, as in algo.net.hidden"
+                )
         kept = [row for row in self if all(_value(row, name) == value for name, value in equal.items())]
         return Runs([row for row in kept if where is None or where(row)])
 
