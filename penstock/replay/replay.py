@@ -390,7 +390,7 @@ class ReplaySchedule:
         self.trained = 0
         """Gradient steps asked of the policy, skipped ones included; as if the present rate had always held."""
         self._other_rows = 0
-        """Rows trained on that `trained` does not count, as they were at another rate; below 0 if it counts too many."""
+        """Rows trained on beyond those that `trained` counts, as they were at another rate; may be below 0."""
         self.whole = False
         """True: the replay holds a full dataset; rows played back are counted and not added."""
 

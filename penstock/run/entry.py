@@ -113,8 +113,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with as_checkpoint_error(checkpoint.path, OTHERS):
             known = known_steps(checkpoint)
         with as_checkpoint_error(run_dir / CHANGES), prefix_errors(run_dir / CHANGES):
-            if not trust:
-                require_own_journal(run_dir)
+            require_own_journal(run_dir, trust)
             require_whole_journal(run_dir, checkpoint)
             made = plain_changes(run_dir, known)
             with_changes(exp, made)

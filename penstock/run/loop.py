@@ -282,8 +282,8 @@ class Run:
             trainer.check_stop(exp.run.stop, metrics)
         if exp.run.steps <= trainer.env_steps and exp.run.steps != before.run.steps:
             raise ConfigError(
-                f"run.steps={exp.run.steps:,} at {trainer.env_steps:,} steps; expected more than these: run.stop() ends "
-                "the run after this iteration"
+                f"run.steps={exp.run.steps:,} at {trainer.env_steps:,} steps; expected more than these: run.stop() "
+                "ends the run after this iteration"
             )
         trainer.change(changes)
         for path in changes:

@@ -90,28 +90,36 @@ def _unstorable(plain: Any) -> bool:
 
 def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:
     """Appends a row to a run's journal and flushes it to disk. Raises CheckpointError if that fails."""
-    path = run_dir / CHANGES
+    path, full = run_dir / CHANGES, {"step": step, **row}
     try:
         unshare(path)
         with path.open("ab") as file:
-            file.write(json.dumps({"step": step, **row}).encode() + b"\n")
+            file.write(json.dumps(full).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise CheckpointError(
             f"the change was not made, as it cannot be written to {path}: {error.strerror or error}; free some space"
         ) from error
-    if _names_code(row):
-        _trust(run_dir)
+    if _names_code(full):
+        remember(path, _digest([full]))
 
 
-def require_own_journal(run_dir: Path) -> None:
-    """Raises CheckpointError if a journal names code in rows that no process of this user wrote."""
-    rows = _rows_of_code(run_dir)
-    if rows and not is_trusted(run_dir / CHANGES, _digest(rows)):
+def require_own_journal(run_dir: Path, trust: bool = False) -> None:
+    """Raises CheckpointError if a journal has rows that name code, and that no process of this user wrote.
+
+    Args:
+        trust: the user vouches for them, from now on.
+    """
+    path = run_dir / CHANGES
+    rows = [row for row in _settings_rows(run_dir) if _names_code(row)]
+    if trust:
+        for row in rows:
+            remember(path, _digest([row]))
+    elif strange := [row["set"] for row in rows if not is_trusted(path, _digest([row]))]:
         raise CheckpointError(
-            f"{refusal(run_dir / CHANGES, foreign([row['set'] for row in rows]))}It was written elsewhere, or changed "
-            "since. If you know who wrote it: --trust (trust=True); see docs/security.md"
+            f"{refusal(path, foreign(strange))}It was written elsewhere, or changed since. If you know who wrote it: "
+            "--trust (trust=True); see docs/security.md"
         )
 
 
@@ -138,18 +146,8 @@ def _settings_rows(run_dir: Path) -> list[dict[str, Any]]:
     return [row for row in read_changes(run_dir, math.inf) if "set" in row]
 
 
-def _rows_of_code(run_dir: Path) -> list[dict[str, Any]]:
-    return [row for row in _settings_rows(run_dir) if _names_code(row)]
-
-
 def _names_code(row: Mapping[str, Any]) -> bool:
     return bool(foreign([row.get("set")]))
-
-
-def _trust(run_dir: Path) -> None:
-    """Has later processes of this user take the rows that name code, as they are now."""
-    if rows := _rows_of_code(run_dir):
-        remember(run_dir / CHANGES, _digest(rows))
 
 
 def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -172,8 +170,6 @@ def plain_changes(run_dir: Path, step: int, cut: bool = False) -> dict[str, Any]
         cut: remove rows of later steps, as a resumed run repeats these changes.
     """
     rows = cut_rows(run_dir / CHANGES, step) if cut else read_changes(run_dir, step)
-    if cut:
-        _trust(run_dir)
     found: dict[str, Any] = {}
     for path, value in (item for row in rows for item in row.get("set", {}).items()):
         for known in [x for x in found if x == path or x.startswith(f"{path}.")]:

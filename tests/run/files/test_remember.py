@@ -32,6 +32,8 @@ CALLERS = {
     ("studies/study.py", "_write_settings"): "written",
     ("studies/report.py", "write_preset"): "written",
     ("run/files/rundir.py", "write_config"): "written",
+    ("run/files/changes.py", "write_change"): "written",
+    ("run/files/changes.py", "require_own_journal"): "vouched",
 }
 """`vouched`: in the body of `if trust:`. `trusted`: of `if is_trusted(...)`, asked for these very bytes. `written`: after
 the same function wrote it, which reads no file of settings."""
@@ -57,7 +59,7 @@ def reason(function: ast.AST) -> str:
             if isinstance(node.test, ast.Call) and ast.unparse(node.test.func) == "is_trusted":
                 return "trusted"
     made = calls(function)
-    wrote = {"write_atomic", "save"} & set(made[: made.index("remember")])
+    wrote = {"write_atomic", "save", "fsync"} & set(made[: made.index("remember")])
     return "written" if wrote and not READS & set(made) else ""
 
 
