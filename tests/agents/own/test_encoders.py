@@ -384,12 +384,8 @@ def test_a_run_is_resumed_and_played_with_its_encoder(tmp_path: Path) -> None:
     sampler = ps.SerialSampler(T=16, B=4)
     whole = ps.train(ps.Experiment("CartPole-v1", algo, sampler=sampler, run=run("whole", 256)))
     ps.train(ps.Experiment("CartPole-v1", algo, sampler=sampler, run=run("part", 128)))
-    Path(file).rename(tmp_path / "moved.safetensors")
-    with pytest.raises(ConfigError, match=r"net.encoder_weights=.*cannot be read"):
-        ps.resume(tmp_path / "part", {"run.steps": 256})
-    (tmp_path / "moved.safetensors").rename(file)
+    Path(file).unlink()  # the checkpoint has them
     ps.resume(tmp_path / "part", {"run.steps": 256})
-    Path(file).unlink()
     first, second = (ps.load(str(tmp_path / name)) for name in ("whole", "part"))
     for a, b in zip(first.agent.parameters(), second.agent.parameters()):
         assert torch.equal(a, b)
