@@ -320,7 +320,7 @@ def test_predict_refuses_a_state_that_is_not_of_these_rows():
     with pytest.raises(ConfigError, match=r"state is of 4 rows, padded to a multiple of 4, and obs of 8"):
         policy.predict(obs_of(VECTOR, 6, seed=1), state)
     for bad in (3, (), state[0], [state]):
-        with pytest.raises(ConfigError, match="predict: state is .*expected what the call before returned"):
+        with pytest.raises(ConfigError, match=r"predict: state is .*expected what the call before returned"):
             policy.predict(obs_of(VECTOR, 4, seed=1), bad)
 
 
