@@ -203,7 +203,7 @@ class Policy:
         own, theirs = ({name: p.shape for name, p in x.agent.named_parameters()} for x in (self, twin))
         if own != theirs:
             raise ConfigError("the change needs other networks; start anew with it, init=RUN (--init)")
-        made = self.optimizer_fn(self.agent, twin.settings)
+        made = twin.optimizer_fn(self.agent, twin.settings)
         held, wanted = (
             {name: [len(group["params"]) for group in x.param_groups] for name, x in optimizers.items()}
             for optimizers in (self.optimizers, made)

@@ -31,7 +31,7 @@ class PolicyFile:
     plain: dict[str, Any]
     """Settings of the algorithm, as `to_plain` returns them."""
     spec: dict[str, Any]
-    """As `specs_to_plain` returns it."""
+    """Spaces of the policies, in the form that `specs_to_plain` returns."""
     seed: int
     parameters: dict[str, Tensor]
     digest: str

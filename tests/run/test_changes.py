@@ -140,7 +140,9 @@ def test_learners_change_with_rank_0(case: str, tmp_path: Path) -> None:
     play(ps.Run(experiment(case, tmp_path / "two", learners=2)), changes)
     one, two = rows(tmp_path / "one"), rows(tmp_path / "two")
     assert [row["train/learning_rate"] for row in one] == [row["train/learning_rate"] for row in two]
-    assert [row["step"] for row in one][:5] == [row["step"] for row in two][:5]
+    for x, y in zip(one[:4], two[:4]):  # a rank that kept the old settings would soon train otherwise
+        for name in [key for key in x if key in ("step", "train/loss", "train/value_loss", "train/q")]:
+            assert y[name] == pytest.approx(x[name], rel=1e-4), name
     play(ps.Run(experiment(case, tmp_path / "cut", learners=2)), changes, 4)
     play(ps.Run.resume(tmp_path / "cut"), changes)
     assert rows(tmp_path / "cut") == two
@@ -173,6 +175,7 @@ def test_what_resume_is_told_counts_for_more_and_from_then_on(tmp_path: Path) ->
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
+    "groups": ({"algo.lr_scales": {"actor.*": 0.1}}, "needs other optimizers"),
     "networks": ({"algo.net.hidden": (9,)}, r"algo\.net\.hidden cannot change"),
     "net": ({"algo.net": ps.Net()}, r"algo\.net cannot change"),
     "algo": ({"algo": ps.PPO()}, "algo cannot change"),

@@ -48,46 +48,29 @@ def strike(armed: str, method: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class One(SeedEcho):
+class Armed:
+    """Kills its process in `reset` or `step`, as it is told by a file."""
+
     def __init__(self, armed: str) -> None:
         super().__init__()
         self._armed = armed
 
     def reset(self, **kwargs: Any) -> Any:
         strike(self._armed, "reset")
-        return super().reset(**kwargs)
+        return super().reset(**kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, action: Any) -> Any:
         strike(self._armed, "step")
-        return super().step(action)
+        return super().step(action)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class AtOnce(EchoAgents):
-    def __init__(self, armed: str) -> None:
-        super().__init__()
-        self._armed = armed
-
-    def reset(self, **kwargs: Any) -> Any:
-        strike(self._armed, "reset")
-        return super().reset(**kwargs)
-
-    def step(self, actions: Any) -> Any:
-        strike(self._armed, "step")
-        return super().step(actions)
+class One(Armed, SeedEcho): ...
 
 
-class InTurn(EchoTurns):
-    def __init__(self, armed: str) -> None:
-        super().__init__()
-        self._armed = armed
+class AtOnce(Armed, EchoAgents): ...
 
-    def reset(self, **kwargs: Any) -> Any:
-        strike(self._armed, "reset")
-        return super().reset(**kwargs)
 
-    def step(self, action: Any) -> Any:
-        strike(self._armed, "step")
-        return super().step(action)
+class InTurn(Armed, EchoTurns): ...
 
 
 def config_of(kind: str, armed: Path) -> EnvConfig:

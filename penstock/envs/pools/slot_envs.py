@@ -49,7 +49,7 @@ class SlotEnvs:
         self.calls = [list[CallRecord]() for _ in range(E)]
         """The calls that each environment has had."""
         self._late = [list[CallRecord]() for _ in range(E)]
-        """Of them those within an open episode, which its replay has yet to repeat."""
+        """Calls made within an open episode, which the replay of that episode still has to repeat."""
         self.step_of: Callable[[int], int] | None = None
         """Moves that were made in an environment's episode, where `tick` does not count them."""
         try:

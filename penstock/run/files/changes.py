@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, override, to_plain
+from penstock.core.config import from_plain, override, to_plain, unstorable
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import unshare
 from penstock.run.checkpoints.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ def changed(exp: Experiment, changes: Mapping[str, Any]) -> Experiment:
     found = override(exp, changes)
     for path in changes:
         _require_movable(exp, path)
-    if lost := [path for path in changes if _unstorable(to_plain(at(found, path)))]:
+    if lost := [path for path in changes if unstorable(to_plain(at(found, path)))]:
         raise ConfigError(
             f"{lost[0]}={changes[lost[0]]!r} cannot be stored, so that a resumed run could not make the change again; "
             "give a function of a module, as module:function"
@@ -80,12 +80,6 @@ def at(settings: Any, path: str, *default: Any) -> Any:
             return default[0]
         settings = settings[key] if isinstance(settings, Mapping) else getattr(settings, key)
     return settings
-
-
-def _unstorable(plain: Any) -> bool:
-    if isinstance(plain, Mapping):
-        return "unstorable" in plain or any(map(_unstorable, plain.values()))
-    return isinstance(plain, list) and any(map(_unstorable, plain))
 
 
 def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:

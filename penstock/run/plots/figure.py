@@ -48,7 +48,7 @@ _OFFLINE_LABELS = {
 }
 """Labels where all runs learn from a dataset, and where only some do."""
 _DPI, _DPI_SHOWN = 160, 80
-"""Of a picture on disk, and in a notebook."""
+"""Dots per inch of a picture that is written to disk, and of one that a notebook shows."""
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
