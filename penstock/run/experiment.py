@@ -76,6 +76,12 @@ class RunConfig:
     """
     eval_slots: Count = 16
     """Largest number of environments side by side in an evaluation; each plays its share of the episodes."""
+    eval_workers: Whole = 0
+    """Processes that play the evaluations between start and end beside training, which goes on meanwhile; 0: training
+    waits for each.
+
+    An evaluation then counts, for the log, `stop` and the best policy, where the next one is due.
+    """
     eval_exploitability: bool = False
     """Evaluations also report the exact `eval/exploitability`, over as many starts as they have episodes. Only for
     turn-based games with a tree small enough to enumerate (docs/self-play.md)."""
@@ -107,6 +113,11 @@ class RunConfig:
         if self.eval_interval and not self.eval_episodes:
             raise ConfigError(
                 f"run.eval_interval={self.eval_interval} with eval_episodes=0; set eval_episodes, usually 20"
+            )
+        if self.eval_workers and not self.eval_interval:
+            raise ConfigError(
+                f"run.eval_workers={self.eval_workers} with eval_interval=0, which evaluates at the end only; set "
+                f"eval_interval, e.g. {max(self.steps // 20, 1)}"
             )
         if self.eval_exploitability and not self.eval_episodes:
             raise ConfigError("run.eval_exploitability with eval_episodes=0; set eval_episodes, usually 20")

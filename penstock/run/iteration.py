@@ -35,7 +35,8 @@ class Iteration:
     episodes: Episodes
     """The training episodes that ended in it."""
     evaluation: Episodes | None
-    """The episodes of its evaluation; None if none was due."""
+    """The episodes of its evaluation; None if none was due. With `run.eval_workers` those of the evaluation before,
+    as in `metrics`, where `eval/step` is the step of the policy that played."""
     run: Run
     """The run, for `set`, `envs`, `stop`, `save` and `evaluate`."""
 
@@ -98,3 +99,5 @@ class PendingIteration:
     """Environment steps before it."""
     best: float
     """The best score before it."""
+    earlier: ResultDict
+    """The metrics in it that are of an earlier evaluation, and logged with the step of that."""

@@ -22,6 +22,8 @@ from penstock.samplers.episodes import Episodes
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"
 EVALUATIONS = "eval/evaluations.jsonl"
+TAKEN_AT = "eval/taken_at"
+"""Metric of an evaluation beside training: the environment steps at which it was taken into account."""
 
 
 class MetricsLog:
@@ -132,14 +134,17 @@ def read_metrics(run_dir: Path) -> list[dict[str, float]]:
 
 
 def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file up to `resume_step` (None: all); the file is rewritten if it held anything else."""
+    """The rows of a .jsonl file up to `resume_step` (None: all); the file is rewritten if it held anything else.
+
+    An evaluation beside training is of the step at which it was taken into account.
+    """
     if not path.exists():
         return []
     limit = math.inf if resume_step is None else resume_step
     rows, lines, text = [], [], path.read_bytes()
     for line in text.splitlines(keepends=True):
         row = _parse(line)
-        if row is not None and row["step"] <= limit:
+        if row is not None and row["step"] <= limit and not (row.get(TAKEN_AT) or 0) > limit:
             rows.append(row)
             lines.append(line)
     if b"".join(lines) != text:

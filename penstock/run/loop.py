@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from penstock.core.config import import_object, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
@@ -25,13 +25,15 @@ from penstock.run.files.inits import Init
 from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Iteration, PendingIteration
 from penstock.run.learners.group import LearnerGroup, Restarts
-from penstock.run.log import EVALUATIONS, MetricsLog, cut_rows, log_evaluation
+from penstock.run.log import EVALUATIONS, TAKEN_AT, MetricsLog, cut_rows, log_evaluation
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
 from penstock.run.signals import die_of, ending_signals, handling, tell
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.trackers.envs import Called, Envs
+
+S = TypeVar("S")
 
 
 def train(exp: Experiment, init: Init | None = None, *, trust: bool = False) -> Result:
@@ -145,6 +147,7 @@ class Run:
         """Why the last iteration handed out is the final one: the run is done, or was asked to stop."""
         self._metrics: ResultDict = {}  # of the last iteration
         self._evaluation: ResultDict = {}  # of the last evaluation
+        self._earlier: ResultDict = {}  # of the evaluation beside training that counts in this iteration
         self._unlogged: ResultDict = {}  # for the next row
 
     def __enter__(self) -> Run:
@@ -296,9 +299,10 @@ class Run:
 
     def save(self) -> Path:
         """Writes a checkpoint; returns its path, or the newest's if a learner is lost. Raises CheckpointError."""
-        metrics = self._metrics if self._open is None else self._open.it.metrics
+        metrics, earlier = (self._metrics, {}) if self._open is None else (self._open.it.metrics, self._open.earlier)
+        score = None if "eval/mean_reward" in earlier else metrics.get("eval/mean_reward")
         try:
-            return self._in_the_with().save(metrics.get("eval/mean_reward"))
+            return self._in_the_with().save(score)
         except LearnerLostError as error:
             return self._restart(error)
 
@@ -311,6 +315,7 @@ class Run:
         metrics, played = self._evaluate(self._in_the_with(), episodes)
         if self._open is not None:
             self._open.it.metrics |= metrics
+            self._open.earlier = {name: x for name, x in self._open.earlier.items() if name not in metrics}
         return played
 
     def _in_the_with(self) -> Trainer:
@@ -324,24 +329,33 @@ class Run:
         config, before, best = trainer.exp.run, trainer.env_steps, trainer.best_score
         self._phase = _Phase.TRAINING
         interrupted, trainer.pending = trainer.pending, {}
-        metrics = (interrupted or trainer.train()) | self._unlogged
-        done = self._over(metrics)
-        evaluation = None
-        if config.eval_episodes and (done or interrupted or _crossed(config.eval_interval, before, trainer.env_steps)):
+        metrics, self._earlier = (interrupted or trainer.train()) | self._unlogged, {}
+        done, found, evaluation = self._over(metrics), dict[str, float](), None
+        due = config.eval_episodes and (interrupted or _crossed(config.eval_interval, before, trainer.env_steps))
+        if due or (done and (config.eval_episodes or trainer.evaluating)):
             if done:  # so that nothing is lost if the last evaluation is cut short
                 trainer.pending = metrics
                 self._checkpoint(None)
                 trainer.pending = {}
-            found, evaluation = self._evaluate(trainer, None)
-            if self._signal is not None and not found:
+            try:
+                evaluation = self._take_evaluation(trainer)
+                best, done = trainer.best_score, done or self._over(metrics)
+                if done or not trainer.begin_evaluation():
+                    if config.eval_episodes:
+                        found, evaluation = self._evaluate(trainer, None)
+                        if self._signal is not None and not found:
+                            raise _CutShort
+                    trainer.end_evaluation()
+            except _CutShort:
                 trainer.pending, self._metrics, self._phase = metrics, metrics, _Phase.BETWEEN
                 return None
-            metrics |= found
-            done = done or trainer.reached(metrics)
+            done = done or trainer.reached(metrics | found)
+        earlier = {} if found else self._earlier
+        metrics |= found or earlier
         self._ending, self._phase = "done" if done else None, _Phase.BETWEEN
         batch, episodes = (None, Episodes()) if interrupted else (trainer.batch, trainer.episodes)
         it = Iteration(trainer.itr, trainer.env_steps, metrics, batch, episodes, evaluation, self)
-        self._open = PendingIteration(it, dict(metrics), before, best)
+        self._open = PendingIteration(it, dict(metrics), before, best, earlier)
         for function in self._each:
             function(it)
         return it
@@ -359,7 +373,7 @@ class Run:
         self._log.close()
         self._log = MetricsLog(self.run_dir, known_steps, trainer.exp.run.tensorboard)
         cut_rows(self.run_dir / EVALUATIONS, known_steps)
-        self._metrics, self._unlogged, self._phase = {}, {}, _Phase.BETWEEN
+        self._metrics, self._unlogged, self._earlier, self._phase = {}, {}, {}, _Phase.BETWEEN
         self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
         return checkpoint.path
 
@@ -370,19 +384,24 @@ class Run:
         open_, self._open = self._open, None
         it, before = open_.it, open_.before
         trainer, config = self.trainer, self.trainer.exp.run
-        self._metrics = {name: _number(name, value) for name, value in it.metrics.items()}
-        told = self._ending == "done" or "eval/mean_reward" in self._metrics or self._metrics != open_.shown
+        metrics = {name: _number(name, value) for name, value in it.metrics.items()}
+        self._metrics = {name: value for name, value in metrics.items() if name not in open_.earlier}
+        told = self._ending == "done" or "eval/mean_reward" in self._metrics or metrics != open_.shown
         if told or not config.log_interval or _crossed(config.log_interval, before, it.env_steps):
             self._log.write(it.env_steps, self._metrics)
             self._unlogged = {}
-        self._progress.update(it.env_steps, self._metrics)
+        self._progress.update(it.env_steps, metrics)
         due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.best_score > open_.best
         if due and not self._ends():
             self._checkpoint(self._metrics.get("eval/mean_reward"))
 
     def _over(self, metrics: ResultDict) -> bool:
         """True once the steps are done, or the stop rule is reached."""
-        return self.trainer.reached(metrics) or self.trainer.env_steps >= self.trainer.exp.run.steps
+        return self._by_rule(metrics) or self.trainer.env_steps >= self.trainer.exp.run.steps
+
+    def _by_rule(self, metrics: ResultDict) -> bool:
+        """True if the stop rule is reached, by these or with the evaluation beside training that counts with them."""
+        return self.trainer.reached(metrics) or self.trainer.reached(metrics | self._earlier)
 
     def _ends(self) -> bool:
         """True if there is no further iteration."""
@@ -405,7 +424,7 @@ class Run:
         if self._result is not None:
             return
         trainer = self.trainer
-        rule = self._ending == "done" and trainer.reached(self._metrics)
+        rule = self._ending == "done" and self._by_rule(self._metrics)
         over = rule or trainer.env_steps >= trainer.exp.run.steps
         trainer.finished = over and not trainer.pending
         path = self._checkpoint(self._metrics.get("eval/mean_reward"))
@@ -427,9 +446,13 @@ class Run:
             self._say(f"{type(error).__name__} in the loop; saved, to go on: penstock resume {self.run_dir}")
 
     def _checkpoint(self, score: float | None) -> Path | None:
-        """Saves a checkpoint; None if it cannot be written (a full disk, say), which never stops training."""
+        """Saves a checkpoint; None if it cannot be written."""
+        return self._written(lambda: self.trainer.save(score))
+
+    def _written(self, save: Callable[[], S]) -> S | None:
+        """What `save` returns; None if the disk refuses (it is full, say), which never stops training."""
         try:
-            return self.trainer.save(score)
+            return save()
         except CheckpointError as error:
             self._unsaved.append(str(error))
             self._say(f"checkpoint not written: {error}")
@@ -440,16 +463,38 @@ class Run:
         metrics, played = trainer.evaluate(episodes, give_up=lambda: self._signal is not None)
         if self._signal is not None and not metrics:
             return {}, played
+        self._tell_evaluation(trainer.env_steps, metrics, played)
+        return metrics, played
+
+    def _take_evaluation(self, trainer: Trainer) -> Episodes | None:
+        """Waits for the evaluation beside training, if there is one, and logs it with its own step.
+
+        Raises _CutShort after a signal.
+        """
+        if not trainer.evaluating:
+            return None
+        found = trainer.take_evaluation(give_up=lambda: self._signal is not None)
+        if found is None:
+            raise _CutShort
+        self._earlier = {**found.metrics, "eval/step": float(found.env_steps)}
+        logged = {**found.metrics, TAKEN_AT: float(trainer.env_steps)}
+        self._tell_evaluation(found.env_steps, logged, found.episodes)
+        self._log.write(found.env_steps, logged)
+        if found.best is not None:
+            self._written(lambda: trainer.save_best(found))
+        return found.episodes
+
+    def _tell_evaluation(self, step: int, metrics: ResultDict, played: Episodes) -> None:
+        """Logs an evaluation, and says once if episodes were cut."""
         self._evaluation = metrics
         if cut := metrics.get("eval/cut_episodes"):
             self._say_once(
                 "cut",
                 f"{cut:.0f} of {len(played)} evaluation episodes had no end in run.eval_max_steps="
-                f"{trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
+                f"{self.trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
                 "eval_max_steps, makes evaluations comparable",
             )
-        log_evaluation(self.run_dir, trainer.env_steps, metrics, played)
-        return metrics, played
+        log_evaluation(self.run_dir, step, metrics, played)
 
     def _summarize(self) -> None:
         trainer, result = self.trainer, self._result
@@ -480,6 +525,10 @@ class Run:
         if self.trainer.exp.run.progress != "off":
             name = signal.Signals(number).name
             tell(2, f"\n{name}: finishing this iteration and saving; once more ends it at once\n")
+
+
+class _CutShort(Exception):
+    """A signal came during an evaluation; a resumed run repeats it."""
 
 
 class _Phase(Enum):

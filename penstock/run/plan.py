@@ -146,9 +146,9 @@ class Plan:
         """A live sampler of the plan's slots."""
         return self.sampler.build(self.env, self.seed, share=self.share)
 
-    def make_evaluator(self) -> Evaluator:
-        """Environments of evaluations, in this process."""
-        return Evaluator(self.eval_env, self.seed, self.sampler.spec.B)
+    def make_evaluator(self, settings: SamplerSettings | None = None, **how: Any) -> Evaluator:
+        """Environments of evaluations; arguments as in `Evaluator`."""
+        return Evaluator(self.eval_env, self.seed, self.sampler.spec.B, settings, **how)
 
     def make(self) -> LiveSampler:
         """The live sampler of one runner, whose activity another process can read."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.core.batch import AnyBatch, as_arrays, batches_of
 from penstock.core.config import to_plain
@@ -24,7 +25,13 @@ from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, by_id,
 from penstock.learn.precision import compute
 from penstock.learn.train_ops import plan_whole, training_step
 from penstock.processes.fork_client import end_ahead
-from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, save_checkpoint
+from penstock.run.checkpoints.checkpoint import (
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    save_evaluated,
+)
 from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
@@ -36,6 +43,7 @@ from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
 from penstock.run.plan import Plan
 from penstock.run.playing.best_response import exploitability, starts
+from penstock.run.playing.eval_workers import EvaluationRequest, EvalWorkers
 from penstock.run.playing.evaluator import Evaluator
 from penstock.run.playing.sides import Side
 from penstock.run.threads import fastest_threads
@@ -47,6 +55,17 @@ S = TypeVar("S")
 _EVALUATED = ("eval/{stat}_{key}", "reward", "ep_length")
 """Names of an evaluation's metrics, as `Episodes.metrics` takes them."""
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
+
+
+class EvaluatedBeside(NamedTuple):
+    """An evaluation that was played beside training."""
+
+    env_steps: int
+    """Those of the policy that played."""
+    metrics: ResultDict
+    episodes: Episodes
+    best: dict[str, Tensor] | None
+    """That policy's networks and normalisers, if no evaluation before was better."""
 
 
 class Trainer:
@@ -112,6 +131,7 @@ class Trainer:
         """Makes this learner's policy and sampler, and starts other learners."""
         plan, exp, device = self.plan, self.exp, self.exp.run.device
         self._tracing: Tracing | None = None
+        self._beside: EvalWorkers | None = None
         self.learners = self._rank or (LearnerGroup(plan, self._init, Trainer) if exp.run.learners > 1 else None)
         live: Sampler | None = None
         try:
@@ -135,9 +155,13 @@ class Trainer:
             examples = self.sampler.initialize(agents_of(self.policy))
             plan_whole(self.policy, self.sampler)
             self.policy.prepare(self.sampler.batch_spec, plan.infos(examples))
+            if exp.run.eval_workers and self._rank is None:
+                self._beside = EvalWorkers(plan, self.policy, exp.run.eval_workers)
         except BaseException as error:
             end_ahead()
             self._end_trace()
+            if self._beside is not None:
+                self._beside.close()
             if live is not None:
                 live.shutdown()
             if self.learners is not None:
@@ -164,6 +188,8 @@ class Trainer:
             raise out_of_memory(self.exp, "samples and trains on a batch", error) from error
         if self._tracing is not None:
             self._tracing.tick(step.train_s)
+        if self._beside is not None:
+            self._beside.tend()
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)
@@ -177,6 +203,7 @@ class Trainer:
             "rollout/episodes": float(self.episodes_seen),
             **step.metrics,
             **self.sampler.metrics(),
+            **({} if self._beside is None else self._beside.metrics()),
             "time/iterations": float(self.itr),
             "time/total_timesteps": float(self.env_steps),
             "time/time_elapsed": self.elapsed_s,
@@ -252,21 +279,75 @@ class Trainer:
             played = self.sampler.evaluate_agent(self.itr, count, **how)
         if give_up is not None and give_up():
             return {}, played
-        metrics = played.metrics(*_EVALUATED)
-        if self._agents is not None:
-            metrics["eval/exploitability"] = self._exploitability(count)
+        metrics = self._evaluated(played, run.eval_max_steps, self._exploitability(count))
         if len(played):
-            evaluated = [*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)]
-            self._check_evaluated(self.exp.run.stop, evaluated)
-            if cut := played.without_end(run.eval_max_steps):
-                metrics["eval/cut_episodes"] = float(cut)
             self.best_score = max(self.best_score, played.mean_return)
         return metrics, played
 
-    def _exploitability(self, count: int) -> float:
-        assert self._agents is not None
-        seeds = starts(self.exp.run.seed, count)
-        return exploitability(Side("the policy", self.policy), self.exp.eval_env_config, self._agents, seeds).mean
+    @property
+    def evaluating(self) -> bool:
+        """An evaluation goes on beside training."""
+        return self._beside is not None and self._beside.pending is not None
+
+    def begin_evaluation(self) -> bool:
+        """Has the policy of now evaluated beside training; False if `run.eval_workers` leaves that to `evaluate`."""
+        run = self.exp.run
+        if self._beside is None or not run.eval_workers:
+            return False
+        how: dict[str, Any] = {"itr": self.itr, "env_steps": self.env_steps, "episodes": run.eval_episodes}
+        how |= {"slots": run.eval_slots, "max_steps": run.eval_max_steps}
+        how["extra"] = self._exploitability(run.eval_episodes)
+        calls = getattr(self.sampler, "evaluation_calls", ())
+        self._beside.begin(EvaluationRequest.of(self.policy, calls, **how))
+        return True
+
+    def take_evaluation(self, give_up: Callable[[], bool] | None = None) -> EvaluatedBeside | None:
+        """Waits for the evaluation that was begun; None if `give_up` says so before.
+
+        Raises:
+            EnvWorkerError: an environment raised, or too many processes were lost.
+        """
+        assert self._beside is not None
+        taken = self._beside.take(give_up)
+        if taken is None:
+            return None
+        asked, played = taken
+        metrics = self._evaluated(played, asked.max_steps, asked.extra)
+        best = asked.parameters if played.mean_return > self.best_score else None
+        self.best_score = max(self.best_score, played.mean_return)
+        return EvaluatedBeside(asked.env_steps, metrics, played, best)
+
+    def end_evaluation(self) -> None:
+        """The evaluation that was taken counts now, and a checkpoint need not hold it any more."""
+        if self._beside is not None:
+            self._beside.forget()
+
+    def save_best(self, evaluated: EvaluatedBeside) -> None:
+        """Keeps the policy of an evaluation beside training as the best so far. Raises CheckpointError."""
+        assert self.run_dir is not None
+        assert evaluated.best is not None
+        run, score = self.exp.run, evaluated.episodes.mean_return
+        save_evaluated(
+            self.run_dir, evaluated.env_steps, evaluated.best, score, keep=run.keep, keep_replays=run.keep_replays
+        )
+
+    def _evaluated(self, played: Episodes, max_steps: int, extra: Mapping[str, float]) -> ResultDict:
+        """The metrics of an evaluation. Raises ConfigError if `run.stop` names one that is none of them."""
+        metrics = {**played.metrics(*_EVALUATED), **extra}
+        if len(played):
+            evaluated = [*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)]
+            self._check_evaluated(self.exp.run.stop, evaluated)
+            if cut := played.without_end(max_steps):
+                metrics["eval/cut_episodes"] = float(cut)
+        return metrics
+
+    def _exploitability(self, count: int) -> ResultDict:
+        """The policy's `eval/exploitability`, if the run reports it."""
+        if self._agents is None:
+            return {}
+        seeds, side = starts(self.exp.run.seed, count), Side("the policy", self.policy)
+        found = exploitability(side, self.exp.eval_env_config, self._agents, seeds)
+        return {"eval/exploitability": found.mean}
 
     def check_stop(self, stop: Mapping[str, float], metrics: ResultDict) -> None:
         """Raises ConfigError if a stop rule names a metric that this run does not report, beside these of now."""
@@ -308,6 +389,8 @@ class Trainer:
             self._end_trace()
             try:
                 self._close_evaluator()
+                if self._beside is not None:
+                    self._beside.close()
             finally:
                 if self.learners is not None:
                     self.learners.close()
@@ -361,6 +444,7 @@ class Trainer:
             "threads": self.threads,
             "changes": journaled(self.run_dir),
             "recent": self.recent.to_plain(),
+            "evaluation": self._beside.pending.to_plain() if self._beside and self._beside.pending else None,
         }
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
@@ -393,6 +477,8 @@ class Trainer:
     def _rebuild(self) -> None:
         if isinstance(self.learners, LearnerGroup):
             self.learners.kill()
+        if self._beside is not None:
+            self._beside.close()
         self.sampler.shutdown()
         self.plan, self.exp = self.begun, self.begun.exp
         self.persist(self._build, lambda: None)
@@ -415,6 +501,12 @@ class Trainer:
             self.threads = state["threads"]
             torch.set_num_threads(self.threads)
         self._clock = time.monotonic()
+        if state.get("evaluation") is not None and self._rank is None:
+            with as_checkpoint_error(checkpoint.path, OTHERS):
+                asked = EvaluationRequest(**state["evaluation"])
+            if self._beside is None:  # this process was told to have no others
+                self._beside = EvalWorkers(self.plan, self.policy, 1)
+            self._beside.begin(asked)
         return checkpoint
 
     def __enter__(self) -> Trainer:

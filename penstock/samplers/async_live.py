@@ -211,6 +211,10 @@ class AsyncLive(Evaluates):
         return Episodes(**self._ask(replace(asked, give_up=None), watch))
 
     @property
+    def evaluation_calls(self) -> Sequence[CallRecord]:
+        return self._evaluation_calls[0]
+
+    @property
     def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
         return self._calls
 

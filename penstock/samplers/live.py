@@ -91,7 +91,7 @@ class LiveSampler(Evaluates):
         self._training: Buffers[Source] | None = None
         self._evaluation: Buffers[EvaluationSource] | None = None
         self._evaluation_slots = 0, 0
-        self.evaluation_calls: list[CallRecord] = []
+        self._evaluation_calls: list[CallRecord] = []
         """The calls that every evaluation environment has had."""
         self._collected = False
         self.cut_slots: list[int] = []
@@ -117,6 +117,8 @@ class LiveSampler(Evaluates):
             raise ConfigError(
                 f"a batch of T={T}, B={B} does not fit into memory: {error}; use a smaller T or B"
             ) from error
+        if self._evaluation is not None:  # its environments stay, and play these agents from now on
+            self._evaluation = self._buffers_of(self._evaluation.pool)
         self._buffers = [self._training.filled(k) for k in range(buffers)]
         self._filled = self._buffers[0]
         self._tracker.attach(self._training.batches)
@@ -232,17 +234,24 @@ class LiveSampler(Evaluates):
         Args:
             first_slot: number of their first slot, if several samplers evaluate together.
         """
-        acting = self._installed.by_id(self._installed.agents)
         kept = self._evaluation
         if kept is not None and not kept.pool.broken and self._evaluation_slots == (B, first_slot):
             return kept
         self._forget_evaluation()  # making the next one may fail
         pool = self.pool.for_evaluation(B, first_slot) if first_slot else self.pool.for_evaluation(B)
-        self._evaluation = made = Buffers(pool, acting, BatchSpec(EVAL_T, B), self._server)
         self._evaluation_slots = B, first_slot
-        if self.evaluation_calls:
-            pool.recall([self.evaluation_calls] * B)
+        self._evaluation = made = self._buffers_of(pool)
+        if self._evaluation_calls:
+            pool.recall([self._evaluation_calls] * B)
         return made
+
+    def _buffers_of(self, pool: EvaluationSource) -> Buffers[EvaluationSource]:
+        acting = self._installed.by_id(self._installed.agents)
+        return Buffers(pool, acting, BatchSpec(EVAL_T, self._evaluation_slots[0]), self._server)
+
+    @property
+    def evaluation_calls(self) -> Sequence[CallRecord]:
+        return self._evaluation_calls
 
     @property
     def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
@@ -261,15 +270,15 @@ class LiveSampler(Evaluates):
                 break
         if all(x.counts and x.status != "raised" for x in answers):
             if call.kind != "get":
-                self.evaluation_calls = remembered(self.evaluation_calls, call.record(Answer("done")))
+                self._evaluation_calls = remembered(self._evaluation_calls, call.record(Answer("done")))
         elif any(x.counts for x in answers) and call.kind != "get":
             self._forget_evaluation()
         return dict(enumerate(answers))
 
     def take_evaluation_calls(self, calls: Sequence[CallRecord]) -> None:
         """Sets the calls that every evaluation environment has had."""
-        if list(calls) != self.evaluation_calls:
-            self.evaluation_calls = list(calls)
+        if list(calls) != self._evaluation_calls:
+            self._evaluation_calls = list(calls)
             self._forget_evaluation()
 
     def _forget_evaluation(self) -> None:
@@ -337,7 +346,7 @@ class LiveSampler(Evaluates):
             agent_states=training.get_states(),
             **self._tracker.state_dict(),
             out_of_bounds=by_id([bounds.count for bounds in self._bounds]),
-            evaluation_calls=self.evaluation_calls,
+            evaluation_calls=self._evaluation_calls,
         ).to_plain()
 
     def load_state_dict(self, state: dict[str, Any], itr: int = 0) -> None:

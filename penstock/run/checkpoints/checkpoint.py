@@ -22,7 +22,7 @@ import safetensors.torch
 from torch import Tensor
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import HashedFile, fsync_dir, read_stored, require_inside, write_new
+from penstock.core.files import HashedFile, fsync_dir, read_stored, require_inside, write_atomic, write_new
 from penstock.core.wire import Packed
 from penstock.run.checkpoints.arrays import map_array, write_array, write_bytes
 from penstock.run.checkpoints.cleanup import REPLACED, broken_name, candidates, prune, remove, step_of, temporary, tidy
@@ -32,10 +32,12 @@ from penstock.run.checkpoints.manifest import (
     POLICY,
     STATE,
     STATE_ARRAYS,
+    good_manifest,
     is_good,
     manifest_bytes,
     read_manifest,
     verify,
+    with_score,
 )
 from penstock.run.checkpoints.state_codec import pack, unpack
 
@@ -80,11 +82,15 @@ def save_checkpoint(
     keep: int = 3,
     keep_replays: int = 2,
     score: float | None = None,
+    policy_only: bool = False,
 ) -> Path:
     """Writes a checkpoint, reads it back, removes older ones beyond `keep`; returns its directory.
 
     Kept are the `keep` newest good ones by step, the one of highest `score`, this one, and all broken ones; `arrays`
     are kept of this one and the newest others, `keep_replays` in all. One writer at a time: hold a `RunLock`.
+
+    Args:
+        policy_only: it is there for its policy, and no run is resumed from it.
 
     Raises:
         CheckpointError: `state` holds something that is no tensor, array or plain value (names where), or the disk is
@@ -102,7 +108,7 @@ def save_checkpoint(
         tidy(folder)
         small = len(packed.text) + packed.size + sum(x.nbytes for x in weights.values())
         _check_space(folder, small, sum(x.nbytes for x in large.values()))
-        _write(unnamed, step, packed, weights, large, score)
+        _write(unnamed, step, packed, weights, large, score, policy_only)
         path = _commit(unnamed, folder / f"{step:012d}")
     except OSError as error:
         raise CheckpointError(
@@ -115,6 +121,27 @@ def save_checkpoint(
         prune(folder, keep, keep_replays, path)
     except OSError as error:
         warnings.warn(f"{path} is written, but an older checkpoint could not be removed: {error}", stacklevel=2)
+    return path
+
+
+def save_evaluated(
+    run_dir: Path, step: int, policy: Mapping[str, Tensor], score: float, *, keep: int = 3, keep_replays: int = 2
+) -> Path:
+    """Keeps the policy of an earlier step as the best so far, by the score of its evaluation; returns its directory.
+
+    A good checkpoint of that step takes the score; where there is none, one of the policy alone is written. Arguments
+    and errors as in `save_checkpoint`.
+    """
+    path = Path(run_dir) / "checkpoints" / f"{step:012d}"
+    manifest = good_manifest(path) if path.is_dir() else None
+    if manifest is None:
+        return save_checkpoint(
+            run_dir, step, {}, policy, keep=keep, keep_replays=keep_replays, score=score, policy_only=True
+        )
+    try:
+        write_atomic(path / MANIFEST, with_score(manifest, score))
+    except OSError as error:
+        raise CheckpointError(f"cannot write the score into {path / MANIFEST}: {error.strerror or error}") from error
     return path
 
 
@@ -164,6 +191,7 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
     if which.isdecimal():
         readable = [manifest for manifest in readable if manifest.step == int(which)]
         broken = [(step, message) for step, message in broken if step == int(which)]
+    readable = [manifest for manifest in readable if not (replay and manifest.policy_only)]
     readable.sort(key=lambda m: (m.step, m.path.suffix != REPLACED), reverse=True)
     if which == "best":
         readable.sort(key=lambda m: -math.inf if m.score is None else m.score, reverse=True)
@@ -208,7 +236,13 @@ def _check_space(folder: Path, small: int, replay: int) -> None:
 
 
 def _write(
-    folder: Path, step: int, packed: Packed, weights: dict[str, Tensor], arrays: dict[str, Any], score: float | None
+    folder: Path,
+    step: int,
+    packed: Packed,
+    weights: dict[str, Tensor],
+    arrays: dict[str, Any],
+    score: float | None,
+    policy_only: bool,
 ) -> None:
     os.mkdir(folder)
     files: dict[str, Mapping[str, Any]] = {STATE: write_new(folder / STATE, packed.text)}
@@ -220,7 +254,7 @@ def _write(
         with HashedFile(folder / ARRAY_FILE.format(i)) as file:
             write_array(file, x)
         files[ARRAY_FILE.format(i)] = {**file.entry, "name": name}
-    write_new(folder / MANIFEST, manifest_bytes(step, score, files))
+    write_new(folder / MANIFEST, manifest_bytes(step, score, files, policy_only=policy_only))
     fsync_dir(folder)
 
 

@@ -22,11 +22,15 @@ _TEMPORARY = re.compile(r"\.tmp-\d+-(\d+)-[0-9a-f]+")
 
 
 def prune(folder: Path, keep: int, keep_replays: int, newest: Path) -> None:
-    """Removes good checkpoints beyond the `keep` newest, the best and `newest`, and older replays of the others."""
+    """Removes good checkpoints beyond the `keep` newest, the best and `newest`, and older replays of the others.
+
+    Those of a policy alone do not count among the newest, so that a run can always be resumed.
+    """
     good = [manifest for path in candidates(folder) if (manifest := good_manifest(path))]
     good.sort(key=lambda m: m.step, reverse=True)
     best = max(((m.score, m.step, m.path) for m in good if m.score is not None), default=None)
-    kept = {newest, *(m.path for m in good[:keep]), *(best[2:] if best else ())}
+    whole = [m.path for m in good if not m.policy_only]
+    kept = {newest, *whole[:keep], *(best[2:] if best else ())}
     with_replay = [m.path for m in good if m.arrays and m.path != newest][: keep_replays - 1]
     for manifest in good:
         if manifest.path not in kept:

@@ -45,6 +45,8 @@ class Manifest:
     """Versions of the packages that wrote it."""
     replay_dropped: bool = False
     """True if its replay was removed; the policy is whole."""
+    policy_only: bool = False
+    """True if it never held more than a policy that an evaluation found best; nothing can be resumed from it."""
 
     @property
     def arrays(self) -> dict[str, Path]:
@@ -59,6 +61,7 @@ def manifest_bytes(
     versions: Mapping[str, str] | None = None,
     *,
     replay_dropped: bool = False,
+    policy_only: bool = False,
 ) -> bytes:
     """The canonical text of a manifest; it holds a hash of itself, so that a flipped bit in it is found too.
 
@@ -73,6 +76,7 @@ def manifest_bytes(
             "files": files,
             "versions": _versions() if versions is None else versions,
             **({"replay_dropped": True} if replay_dropped else {}),
+            **({"policy_only": True} if policy_only else {}),
         }
     )
 
@@ -81,6 +85,14 @@ def without_replay(manifest: Manifest) -> bytes:
     """The text of a manifest without the replay's files."""
     files = {name: entry for name, entry in manifest.files.items() if not _ARRAY.fullmatch(name)}
     return manifest_bytes(manifest.step, manifest.score, files, manifest.versions, replay_dropped=True)
+
+
+def with_score(manifest: Manifest, score: float) -> bytes:
+    """The text of a manifest with another score."""
+    dropped, alone = manifest.replay_dropped, manifest.policy_only
+    return manifest_bytes(
+        manifest.step, score, manifest.files, manifest.versions, replay_dropped=dropped, policy_only=alone
+    )
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -109,7 +121,8 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file} is damaged: its text and its own sha256 differ")
     match content:
         case {"step": int(step), "score": float() | None as score, "files": {**files}} if _are_ours(files):
-            return Manifest(path, step, score, files, content.get("versions", {}), "replay_dropped" in content)
+            told = "replay_dropped" in content, "policy_only" in content
+            return Manifest(path, step, score, files, content.get("versions", {}), *told)
         case _:
             raise CheckpointError(
                 f"{file} was not written by penstock: expected a step, a score and the files {sorted(_ALWAYS)}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
 from penstock.core.spec import SHARED, EnvSpec, Share, describe
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.calls import CallRecord
 from penstock.envs.pools.native import makes_vector_env
 from penstock.envs.seats import Seating
 from penstock.learn.policies import Policies
@@ -20,18 +23,21 @@ from penstock.workers.env_check import check_apart
 
 
 class Evaluator:
-    """Plays episodes in this process with the policy of any moment, in environments that are kept until `close`.
+    """Plays episodes with the policy of any moment, in environments that are kept until `close`.
 
     Args:
         B: slots of a native batched environment, which may have no other number.
+        settings: of a synchronous sampler with worker processes, which step the environments; None: this one does.
+        how: further arguments of the sampler's `build`.
     """
 
-    def __init__(self, config: EnvConfig, seed: int, B: int) -> None:
+    def __init__(
+        self, config: EnvConfig, seed: int, B: int, settings: SamplerSettings | None = None, **how: Any
+    ) -> None:
         # Its training slots are never stepped; they come after those that train, for factories that ask for `slot`.
         self._config = config
-        self._sampler = SerialSampler(T=1, B=B if makes_vector_env(config, B) else 1).build(
-            config, seed, share=Share(B)
-        )
+        serial = SerialSampler(T=1, B=B if makes_vector_env(config, B) else 1)
+        self._sampler: Any = (settings or serial).build(config, seed, share=Share(B), **how)
 
     def play(self, policy: AnyPolicy, itr: int, episodes: int, **how: Any) -> Episodes:
         """Episodes as in `Sampler.evaluate_agent`, with a copy of the agent: one that trains is not touched.
@@ -39,9 +45,17 @@ class Evaluator:
         Raises:
             ConfigError: the policy was built for other observations or actions.
         """
+        check_fits(self._config, self._config.seated(self._sampler.spec), policy)
+        return self.play_agents({name: own.agent for name, own in by_id(policy).items()}, itr, episodes, **how)
+
+    def recall(self, calls: Sequence[CallRecord]) -> None:
+        """Has every environment begin with these calls."""
+        self._sampler.take_evaluation_calls(calls)
+
+    def play_agents(self, agents: Mapping[str, Agent], itr: int, episodes: int, **how: Any) -> Episodes:
+        """Like `play`, with agents by policy id that fit these environments."""
         seating = self._config.seated(self._sampler.spec)
-        check_fits(self._config, seating, policy)
-        agents = copy.deepcopy({name: own.agent for name, own in by_id(policy).items()})
+        agents = copy.deepcopy(dict(agents))
         if seating.many:
             for name, spec in seating.by_id.items():
                 agents[name].spec = spec  # other seats than in training, which does not affect its observations

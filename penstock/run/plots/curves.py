@@ -108,6 +108,7 @@ def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: s
 def _points(rows: list[dict[str, float]], key: str) -> Series:
     """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
     finite = [row for row in rows if math.isfinite(row.get(key, math.nan))]
+    finite.sort(key=lambda row: row["step"])  # evaluations beside training are logged after later rows
     timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
     steps, seconds = _column(finite, "step"), np.full(len(finite), math.nan)
     if timed:

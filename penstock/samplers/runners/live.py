@@ -105,6 +105,10 @@ class RunnersLive(Evaluates):
         return self._lives[0].evaluate(asked)
 
     @property
+    def evaluation_calls(self) -> Sequence[CallRecord]:
+        return self._lives[0].evaluation_calls
+
+    @property
     def calls_of_envs(self) -> Sequence[Sequence[CallRecord]]:
         return [mine for live in self._lives for mine in live.calls_of_envs]
 

@@ -185,12 +185,7 @@ class Runners:
         self._starting.pop(i, None)
         for told in self.on_failed:
             told(i)
-        kind: Any = "exit" if error.kind == "node" else error.kind
-        if error.error_type in ("ConfigError", "NativeEnvError", "MissingExtraError"):
-            kind = "config"
-        if error.error_type == "EnvContractError":
-            kind = "contract"
-        wait_s = self.faults.decide(i, Fault(kind, f"{text}\n{error.trace}" if error.trace else text))
+        wait_s = self.faults.decide(i, fault_of_call(error, text))
         self._later[i] = float("inf") if wait_s is None else time.monotonic() + wait_s
 
     def restore(self) -> list[int]:
@@ -302,6 +297,16 @@ class Runners:
         """Raises ConfigError if a runner has other versions than this process."""
         require_same_versions(f"runner {i}", made["host"], made["versions"], PACKAGES)
         self._where[i] = f" ({made['host']}, pid {made['pid']})"
+
+
+def fault_of_call(error: RunnerError, text: str) -> Fault:
+    """The fault behind a call without a result; `text` says whose, and the runner's traceback follows it."""
+    kind: Any = "exit" if error.kind == "node" else error.kind
+    if error.error_type in ("ConfigError", "NativeEnvError", "MissingExtraError"):
+        kind = "config"
+    if error.error_type == "EnvContractError":
+        kind = "contract"
+    return Fault(kind, f"{text}\n{error.trace}" if error.trace else text)
 
 
 def late(limit_s: float) -> RunnerError:

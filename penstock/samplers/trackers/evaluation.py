@@ -44,6 +44,11 @@ class Evaluation:
 class Evaluates:
     """A live sampler that plays an `Evaluation`: it writes `evaluate`."""
 
+    @property
+    def evaluation_calls(self) -> Sequence[CallRecord]:
+        """The calls that every evaluation environment has had."""
+        return ()
+
     def evaluate_agent(
         self,
         itr: int,
