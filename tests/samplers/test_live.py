@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.agents.networks import Net
 from penstock.algos.ppo import PPO
 from penstock.core.errors import ConfigError, EnvWorkerError
@@ -24,6 +25,12 @@ from penstock.testing.pools import echo_config
 from penstock.testing.samplers import EchoAgent, bits
 
 COUNTS = [1, 5, 16, 20, 33]
+SAMPLERS: dict[str, Any] = {
+    "serial": SerialSampler(T=1, B=4),
+    "cpu": ps.CpuSampler(T=1, B=4, workers=2),
+    "gpu": ps.GpuSampler(T=1, B=4, workers=2),
+    "alternating": ps.AlternatingSampler(T=1, B=4, workers=2),
+}
 
 
 class Logged(SeedEcho):
@@ -50,6 +57,22 @@ def live(env: Any, **settings: Any) -> LiveSampler:
     sampler = SerialSampler(**{"T": 5, "B": 3, **settings}).build(env, 7)
     sampler.initialize(EchoAgent(sampler.spec))
     return sampler
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_agents_that_are_taken_later_play_the_evaluations_from_then_on(name: str) -> None:
+    """The environments are kept, and so were the first agents once."""
+    played: list[list[float]] = []
+    for later in (1, 0):
+        sampler = SAMPLERS[name].build("CartPole-v1", 0)
+        agents = [PPO(net=Net(hidden=(4,))).build(sampler.spec, seed=seed).agent for seed in (0, 3)]
+        for agent in agents[1 - later :]:
+            sampler.initialize(agent)
+            played.append(sampler.evaluate_agent(3, 8).return_.tolist())
+        sampler.shutdown()
+    first, second, alone = played
+    assert first != second
+    assert second == alone
 
 
 @pytest.mark.parametrize("count", COUNTS)
