@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -100,7 +101,7 @@ class EvalWorker:
             self._evaluator = plan.make_evaluator(shared=None if words is None else Activity(words))
 
     def play(self, request: Mapping[str, Any], weights: Any) -> dict[str, Any]:
-        """Plays an evaluation; returns `Episodes.to_plain()`. weights: those of the request, by way of `put`."""
+        """Plays an evaluation with the weights that came by way of `put`; returns its episodes, and warnings as texts."""
         asked = EvaluationRequest(**request, weights=bytes(weights))
         for name, agent in self._agents.items():
             own = f"{name}/" if len(self._agents) > 1 else ""
@@ -110,7 +111,11 @@ class EvalWorker:
         self._evaluator.recall(from_plain([asked.calls])[0])
         note_evaluation(evaluation_seed(self._seed, asked.itr))
         how = {"slots": asked.slots, "max_steps": asked.max_steps}
-        return self._evaluator.play_agents(self._agents, asked.itr, asked.episodes, **how).to_plain()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            played = self._evaluator.play_agents(self._agents, asked.itr, asked.episodes, **how)
+        said = dict.fromkeys(str(x.message) for x in caught)
+        return {"episodes": played.to_plain(), "warnings": list(said)}
 
 
 class EvalWorkers:
@@ -178,7 +183,9 @@ class EvalWorkers:
             else:
                 self._backend.wait([self._call], _WAIT_S)
         self._limit_s = self._limits_s[1]
-        return self.pending, Episodes(**answer)
+        for text in answer["warnings"]:
+            warnings.warn(f"evaluation of step {self.pending.env_steps:,}: {text}", stacklevel=2)
+        return self.pending, Episodes(**answer["episodes"])
 
     def forget(self) -> None:
         """The evaluation that was begun counts now, if there was one: a checkpoint need not hold it any more."""
