@@ -326,26 +326,26 @@ class Run:
 
     def _iterate(self, trainer: Trainer) -> Iteration | None:
         """Trains and evaluates; None if a signal cut the evaluation short; a resumed run repeats it."""
-        config, before, best = trainer.exp.run, trainer.env_steps, trainer.best_score
+        config, before, best = trainer.exp.run, trainer.env_steps, trainer.evaluations.best_score
         self._phase = _Phase.TRAINING
         interrupted, trainer.pending = trainer.pending, {}
         metrics, self._earlier = (interrupted or trainer.train()) | self._unlogged, {}
         done, found, evaluation = self._over(metrics), dict[str, float](), None
         due = config.eval_episodes and (interrupted or _crossed(config.eval_interval, before, trainer.env_steps))
-        if due or (done and (config.eval_episodes or trainer.evaluating)):
+        if due or (done and (config.eval_episodes or trainer.evaluations.pending is not None)):
             if done:  # so that nothing is lost if the last evaluation is cut short
                 trainer.pending = metrics
                 self._checkpoint(None)
                 trainer.pending = {}
             try:
                 evaluation = self._take_evaluation(trainer)
-                best, done = trainer.best_score, done or self._over(metrics)
-                if done or not trainer.begin_evaluation():
+                best, done = trainer.evaluations.best_score, done or self._over(metrics)
+                if done or not trainer.evaluations.begin():
                     if config.eval_episodes:
                         found, evaluation = self._evaluate(trainer, None)
                         if self._signal is not None and not found:
                             raise _CutShort
-                    trainer.end_evaluation()
+                    trainer.evaluations.end()
             except _CutShort:
                 trainer.pending, self._metrics, self._phase = metrics, metrics, _Phase.BETWEEN
                 return None
@@ -391,7 +391,7 @@ class Run:
             self._log.write(it.env_steps, self._metrics)
             self._unlogged = {}
         self._progress.update(it.env_steps, metrics)
-        due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.best_score > open_.best
+        due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.evaluations.best_score > open_.best
         if due and not self._ends():
             self._checkpoint(self._metrics.get("eval/mean_reward"))
 
@@ -471,9 +471,9 @@ class Run:
 
         Raises _CutShort after a signal.
         """
-        if not trainer.evaluating:
+        if trainer.evaluations.pending is None:
             return None
-        found = trainer.take_evaluation(give_up=lambda: self._signal is not None)
+        found = trainer.evaluations.take(give_up=lambda: self._signal is not None)
         if found is None:
             raise _CutShort
         self._earlier = {**found.metrics, "eval/step": float(found.env_steps)}
@@ -481,7 +481,7 @@ class Run:
         self._tell_evaluation(found.env_steps, logged, found.episodes)
         self._log.write(found.env_steps, logged)
         if found.best is not None:
-            self._written(lambda: trainer.save_best(found))
+            self._written(lambda: trainer.evaluations.save_best(found))
         return found.episodes
 
     def _tell_evaluation(self, step: int, metrics: ResultDict, played: Episodes) -> None:
@@ -491,8 +491,8 @@ class Run:
             self._say_once(
                 "cut",
                 f"{cut:.0f} of {len(played)} evaluation episodes had no end in run.eval_max_steps="
-                f"{self.trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or another "
-                "eval_max_steps, makes evaluations comparable",
+                f"{self.trainer.exp.run.eval_max_steps:,} steps and count as far as they went; a time limit, or "
+                "another eval_max_steps, makes evaluations comparable",
             )
         log_evaluation(self.run_dir, step, metrics, played)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penstock.core.batch import AnyBatch, as_arrays, batches_of
 from penstock.core.config import to_plain
@@ -30,7 +29,6 @@ from penstock.run.checkpoints.checkpoint import (
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
-    save_evaluated,
 )
 from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
@@ -42,30 +40,15 @@ from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
 from penstock.run.learners.rank import Rank
 from penstock.run.memory import out_of_memory
 from penstock.run.plan import Plan
-from penstock.run.playing.best_response import exploitability, starts
-from penstock.run.playing.eval_workers import EvaluationRequest, EvalWorkers
-from penstock.run.playing.evaluator import Evaluator
-from penstock.run.playing.sides import Side
+from penstock.run.playing.eval_workers import EvaluationRequest
+from penstock.run.playing.evaluations import Evaluations
 from penstock.run.threads import fastest_threads
 from penstock.run.timeline import Tracing
-from penstock.samplers.episodes import Episodes, join_episodes, metric_names
+from penstock.samplers.episodes import Episodes, join_episodes
 from penstock.samplers.sampler import Sampler
 
 S = TypeVar("S")
-_EVALUATED = ("eval/{stat}_{key}", "reward", "ep_length")
-"""Names of an evaluation's metrics, as `Episodes.metrics` takes them."""
 _WINDOW = 100  # episodes behind `rollout/ep_rew_mean`, as in Stable-Baselines3
-
-
-class EvaluatedBeside(NamedTuple):
-    """An evaluation that was played beside training."""
-
-    env_steps: int
-    """Those of the policy that played."""
-    metrics: ResultDict
-    episodes: Episodes
-    best: dict[str, Tensor] | None
-    """That policy's networks and normalisers, if no evaluation before was better."""
 
 
 class Trainer:
@@ -93,15 +76,9 @@ class Trainer:
         """The plan as the run began; `plan` and `exp` hold changes made since."""
         self.exp, self.run_dir = plan.exp, run_dir
         exp = plan.exp
-        if exp.run.eval_episodes and not plan.eval_seating.many:  # else at the first evaluation
-            self._check_evaluated(exp.run.stop, metric_names(*_EVALUATED, plan.eval_env.info_keys))
-        self._evaluator: Evaluator | None = None
-        self._agents = (plan.held_out or plan.report).agents if exp.run.eval_exploitability else None
-        """Agents of the game that exploitability is computed for."""
-        if exp.run.eval_exploitability and self._agents is None:
-            raise ConfigError(
-                f"run.eval_exploitability with {exp.eval_env_config.name}, an environment of one agent; expected a game"
-            )
+        self.stopped = False
+        """True once the environments are closed."""
+        self.evaluations = Evaluations(self)
         if isinstance(exp.run.learner_threads, int):
             torch.set_num_threads(exp.run.learner_threads)
         self._rank, self._init = rank, Start("parameters", whole=init) if isinstance(init, dict) else init
@@ -120,18 +97,15 @@ class Trainer:
         """True if the run has ended, final evaluation included; stored in the checkpoint for `resume`."""
         self.recent = Episodes()
         """The last 100 episodes."""
-        self.best_score = -math.inf
         self.elapsed_s = 0.0
         """Wall time until the last iteration, including earlier processes of a resumed run."""
         self._measured, self._rollout = self.recent, self.recent.metrics()
         self._clock = time.monotonic()
-        self._stopped = False
 
     def _build(self) -> None:
         """Makes this learner's policy and sampler, and starts other learners."""
         plan, exp, device = self.plan, self.exp, self.exp.run.device
         self._tracing: Tracing | None = None
-        self._beside: EvalWorkers | None = None
         self.learners = self._rank or (LearnerGroup(plan, self._init, Trainer) if exp.run.learners > 1 else None)
         live: Sampler | None = None
         try:
@@ -142,8 +116,8 @@ class Trainer:
             self._training_step: TrainingStepFn = getattr(plan.algo, "training_step", training_step)
             if self._init is not None:
                 self._init.into(self.policy)
-            if self._agents is not None and self._rank is None:
-                self._exploitability(exp.run.eval_episodes)  # a game too large is refused before anything is trained
+            if self._rank is None:
+                self.evaluations.exploitability(exp.run.eval_episodes)  # refuses a game too large before training
             self._tracing = Tracing(exp.run.trace) if exp.run.trace is not None else None
             if self.learners is None:
                 self.sampler = live = plan.make_sampler()
@@ -155,13 +129,12 @@ class Trainer:
             examples = self.sampler.initialize(agents_of(self.policy))
             plan_whole(self.policy, self.sampler)
             self.policy.prepare(self.sampler.batch_spec, plan.infos(examples))
-            if exp.run.eval_workers and self._rank is None:
-                self._beside = EvalWorkers(plan, self.policy, exp.run.eval_workers)
+            if self._rank is None:
+                self.evaluations.begin_workers()
         except BaseException as error:
             end_ahead()
             self._end_trace()
-            if self._beside is not None:
-                self._beside.close()
+            self.evaluations.close()
             if live is not None:
                 live.shutdown()
             if self.learners is not None:
@@ -188,8 +161,6 @@ class Trainer:
             raise out_of_memory(self.exp, "samples and trains on a batch", error) from error
         if self._tracing is not None:
             self._tracing.tick(step.train_s)
-        if self._beside is not None:
-            self._beside.tend()
         self.itr += 1
         self.env_steps += step.env_steps
         self.episodes_seen += len(step.episodes)
@@ -203,7 +174,7 @@ class Trainer:
             "rollout/episodes": float(self.episodes_seen),
             **step.metrics,
             **self.sampler.metrics(),
-            **({} if self._beside is None else self._beside.metrics()),
+            **self.evaluations.tend(),
             "time/iterations": float(self.itr),
             "time/total_timesteps": float(self.env_steps),
             "time/time_elapsed": self.elapsed_s,
@@ -266,94 +237,12 @@ class Trainer:
         Args:
             give_up: asked now and then; once it returns True the evaluation ends, without metrics.
         """
-        run, count = self.exp.run, episodes or self.exp.run.eval_episodes
-        how: dict[str, Any] = {"give_up": give_up, "slots": run.eval_slots, "max_steps": run.eval_max_steps}
-        elsewhere = self.plan.held_out is not None and self.plan.env.evaluation is None
-        if elsewhere or self._stopped:
-            if self._evaluator is None:
-                self._evaluator = self.plan.make_evaluator()
-            played = self._evaluator.play(self.policy, self.itr, count, **how)
-            if self._stopped:
-                self._close_evaluator()
-        else:
-            played = self.sampler.evaluate_agent(self.itr, count, **how)
-        if give_up is not None and give_up():
-            return {}, played
-        metrics = self._evaluated(played, run.eval_max_steps, self._exploitability(count))
-        if len(played):
-            self.best_score = max(self.best_score, played.mean_return)
-        return metrics, played
-
-    @property
-    def evaluating(self) -> bool:
-        """An evaluation goes on beside training."""
-        return self._beside is not None and self._beside.pending is not None
-
-    def begin_evaluation(self) -> bool:
-        """Has the policy of now evaluated beside training; False if `run.eval_workers` leaves that to `evaluate`."""
-        run = self.exp.run
-        if self._beside is None or not run.eval_workers:
-            return False
-        how: dict[str, Any] = {"itr": self.itr, "env_steps": self.env_steps, "episodes": run.eval_episodes}
-        how |= {"slots": run.eval_slots, "max_steps": run.eval_max_steps}
-        how["extra"] = self._exploitability(run.eval_episodes)
-        calls = getattr(self.sampler, "evaluation_calls", ())
-        self._beside.begin(EvaluationRequest.of(self.policy, calls, **how))
-        return True
-
-    def take_evaluation(self, give_up: Callable[[], bool] | None = None) -> EvaluatedBeside | None:
-        """Waits for the evaluation that was begun; None if `give_up` says so before.
-
-        Raises:
-            EnvWorkerError: an environment raised, or too many processes were lost.
-        """
-        assert self._beside is not None
-        taken = self._beside.take(give_up)
-        if taken is None:
-            return None
-        asked, played = taken
-        metrics = self._evaluated(played, asked.max_steps, asked.extra)
-        best = asked.parameters if played.mean_return > self.best_score else None
-        self.best_score = max(self.best_score, played.mean_return)
-        return EvaluatedBeside(asked.env_steps, metrics, played, best)
-
-    def end_evaluation(self) -> None:
-        """The evaluation that was taken counts now, and a checkpoint need not hold it any more."""
-        if self._beside is not None:
-            self._beside.forget()
-
-    def save_best(self, evaluated: EvaluatedBeside) -> None:
-        """Keeps the policy of an evaluation beside training as the best so far. Raises CheckpointError."""
-        assert self.run_dir is not None
-        assert evaluated.best is not None
-        run, score = self.exp.run, evaluated.episodes.mean_return
-        save_evaluated(
-            self.run_dir, evaluated.env_steps, evaluated.best, score, keep=run.keep, keep_replays=run.keep_replays
-        )
-
-    def _evaluated(self, played: Episodes, max_steps: int, extra: Mapping[str, float]) -> ResultDict:
-        """The metrics of an evaluation. Raises ConfigError if `run.stop` names one that is none of them."""
-        metrics = {**played.metrics(*_EVALUATED), **extra}
-        if len(played):
-            evaluated = [*metrics, *metric_names(*_EVALUATED, self.plan.eval_env.info_keys)]
-            self._check_evaluated(self.exp.run.stop, evaluated)
-            if cut := played.without_end(max_steps):
-                metrics["eval/cut_episodes"] = float(cut)
-        return metrics
-
-    def _exploitability(self, count: int) -> ResultDict:
-        """The policy's `eval/exploitability`, if the run reports it."""
-        if self._agents is None:
-            return {}
-        seeds, side = starts(self.exp.run.seed, count), Side("the policy", self.policy)
-        found = exploitability(side, self.exp.eval_env_config, self._agents, seeds)
-        return {"eval/exploitability": found.mean}
+        return self.evaluations.now(episodes, give_up)
 
     def check_stop(self, stop: Mapping[str, float], metrics: ResultDict) -> None:
         """Raises ConfigError if a stop rule names a metric that this run does not report, beside these of now."""
         self._check_reported(stop, metrics, dict.fromkeys(self._updates(), 0))
-        if self.exp.run.eval_episodes and not self.plan.eval_seating.many:
-            self._check_evaluated(stop, metric_names(*_EVALUATED, self.plan.eval_env.info_keys))
+        self.evaluations.check_stop(stop)
 
     def _check_reported(self, stop: Mapping[str, float], metrics: ResultDict, before: Mapping[str, int]) -> None:
         others = [name for name in stop if name not in metrics and not name.startswith("eval/")]
@@ -362,14 +251,6 @@ class Trainer:
             raise ConfigError(
                 f"run.stop names {unknown[0]!r}, which this run does not report; {nearest(unknown[0], metrics)}"
             )
-
-    def _check_evaluated(self, stop: Mapping[str, float], evaluated: Sequence[str]) -> None:
-        """Raises ConfigError if a stop rule names an evaluation metric that is none of these."""
-        for name in stop:
-            if name.startswith("eval/") and name not in (*evaluated, "eval/cut_episodes"):
-                raise ConfigError(
-                    f"run.stop names {name!r}, which evaluations do not report; {nearest(name, evaluated)}"
-                )
 
     def reached(self, metrics: ResultDict) -> bool:
         """True if `run.stop` names metrics and all of them are reached (rollout ones over a full window)."""
@@ -384,13 +265,11 @@ class Trainer:
 
     def stop(self) -> None:
         """Closes the environments. A second call does nothing."""
-        if not self._stopped:
-            self._stopped = True
+        if not self.stopped:
+            self.stopped = True
             self._end_trace()
             try:
-                self._close_evaluator()
-                if self._beside is not None:
-                    self._beside.close()
+                self.evaluations.close()
             finally:
                 if self.learners is not None:
                     self.learners.close()
@@ -439,12 +318,12 @@ class Trainer:
             "episodes_seen": self.episodes_seen,
             "finished": self.finished,
             "pending": dict(self.pending),
-            "best_score": self.best_score,
+            "best_score": self.evaluations.best_score,
             "elapsed_s": self.elapsed_s,
             "threads": self.threads,
             "changes": journaled(self.run_dir),
             "recent": self.recent.to_plain(),
-            "evaluation": self._beside.pending.to_plain() if self._beside and self._beside.pending else None,
+            "evaluation": None if self.evaluations.pending is None else self.evaluations.pending.to_plain(),
         }
 
     def restore(self, checkpoint: Checkpoint | None = None) -> Checkpoint:
@@ -477,8 +356,7 @@ class Trainer:
     def _rebuild(self) -> None:
         if isinstance(self.learners, LearnerGroup):
             self.learners.kill()
-        if self._beside is not None:
-            self._beside.close()
+        self.evaluations.close()
         self.sampler.shutdown()
         self.plan, self.exp = self.begun, self.begun.exp
         self.persist(self._build, lambda: None)
@@ -496,7 +374,8 @@ class Trainer:
             self.recent = join_episodes([Episodes(**state["recent"]), Episodes()])
         self.itr, self.env_steps, self.episodes_seen = state["itr"], state["env_steps"], state["episodes_seen"]
         self.finished = False  # may be True if a learner was lost as the end was saved
-        self.best_score, self.elapsed_s, self.pending = state["best_score"], state["elapsed_s"], dict(state["pending"])
+        self.evaluations.best_score = state["best_score"]
+        self.elapsed_s, self.pending = state["elapsed_s"], dict(state["pending"])
         if self.exp.run.learner_threads == "auto" and state["threads"]:
             self.threads = state["threads"]
             torch.set_num_threads(self.threads)
@@ -504,9 +383,7 @@ class Trainer:
         if state.get("evaluation") is not None and self._rank is None:
             with as_checkpoint_error(checkpoint.path, OTHERS):
                 asked = EvaluationRequest(**state["evaluation"])
-            if self._beside is None:  # this process was told to have no others
-                self._beside = EvalWorkers(self.plan, self.policy, 1)
-            self._beside.begin(asked)
+            self.evaluations.begin_again(asked)
         return checkpoint
 
     def __enter__(self) -> Trainer:
@@ -522,11 +399,6 @@ class Trainer:
         if self._measured is not self.recent:
             self._measured, self._rollout = self.recent, self.recent.metrics()
         return self._rollout
-
-    def _close_evaluator(self) -> None:
-        if self._evaluator is not None:
-            self._evaluator.close()
-        self._evaluator = None
 
     def _end_trace(self) -> None:
         if self._tracing is not None:

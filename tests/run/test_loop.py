@@ -185,7 +185,7 @@ def test_keeps_the_last_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(scored) >= 8
     assert saved(tmp_path) == sorted({best, *steps[-2:]})
     assert int(find_checkpoint(tmp_path, "best").name) == best
-    assert run.trainer.best_score == 50.0
+    assert run.trainer.evaluations.best_score == 50.0
 
 
 def test_a_better_score_is_saved_between_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

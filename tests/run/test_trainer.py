@@ -121,7 +121,7 @@ def test_save_and_restore_go_on_as_if_nothing_had_happened(trainer: Trainer, tmp
     with Trainer(EXP, tmp_path) as other:
         checkpoint = other.restore()
         assert checkpoint.step == trainer.env_steps == other.env_steps
-        assert other.best_score == trainer.best_score
+        assert other.evaluations.best_score == trainer.evaluations.best_score
         assert other.elapsed_s == trainer.elapsed_s
         assert other.sampler.cut_slots == []
         for _ in range(3):
@@ -231,16 +231,16 @@ def test_environments_are_closed_if_building_fails() -> None:
 
 
 def test_evaluation_keeps_the_best_score(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trainer.best_score == -math.inf
+    assert trainer.evaluations.best_score == -math.inf
     metrics, episodes = trainer.evaluate(3)
     assert len(episodes) == 3
-    assert metrics["eval/mean_reward"] == trainer.best_score == episodes.mean_return
+    assert metrics["eval/mean_reward"] == trainer.evaluations.best_score == episodes.mean_return
     assert metrics["eval/mean_ep_length"] == episodes.mean_length
     assert metrics["eval/std_reward"] == pytest.approx(float(episodes.return_.std()))
     monkeypatch.setattr(trainer.sampler, "evaluate_agent", lambda *_, **__: Episodes())
     metrics, _ = trainer.evaluate(3)
     assert metrics == {}
-    assert trainer.best_score == episodes.mean_return
+    assert trainer.evaluations.best_score == episodes.mean_return
 
 
 def test_a_stop_metric_that_is_never_reported_is_refused() -> None:

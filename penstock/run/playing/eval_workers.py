@@ -101,7 +101,7 @@ class EvalWorker:
             self._evaluator = plan.make_evaluator(shared=None if words is None else Activity(words))
 
     def play(self, request: Mapping[str, Any], weights: Any) -> dict[str, Any]:
-        """Plays an evaluation with the weights that came by way of `put`; returns its episodes, and warnings as texts."""
+        """Plays an evaluation with the weights that came by way of `put`; returns episodes and warnings."""
         asked = EvaluationRequest(**request, weights=bytes(weights))
         for name, agent in self._agents.items():
             own = f"{name}/" if len(self._agents) > 1 else ""

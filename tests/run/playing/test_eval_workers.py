@@ -147,7 +147,7 @@ def test_the_best_policy_is_kept_by_the_evaluation_of_its_own_step(tmp_path: Pat
                 resumable = load_checkpoint(find_checkpoint(folder, replay=True), replay=True)
                 assert resumable.state["trainer"]["env_steps"] == resumable.step
     assert len({row["eval/mean_reward"] for row in rows(folder, EVALUATIONS)}) > 2
-    assert read_manifest(find_checkpoint(folder, "best")).score == run.trainer.best_score
+    assert read_manifest(find_checkpoint(folder, "best")).score == run.trainer.evaluations.best_score
 
 
 def test_a_run_cannot_be_resumed_from_a_policy_alone(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_process_that_dies_or_stands_still_is_replaced_and_plays_again(
     exp, before = evaluating_process(hurt)
     killed: list[int] = []
     with ps.Run(exp) as run:
-        beside: Any = run.trainer._beside  # pyright: ignore[reportPrivateUsage]
+        beside: Any = run.trainer.evaluations._beside  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(beside, "_limits_s", (60.0, 1.0))
         for it in run:
             if it.itr == 4:
@@ -252,7 +252,7 @@ def test_an_environment_that_hangs_in_an_evaluation_is_found(workers: int, tmp_p
     exp = replace(exp, sampler=sampler)
     with warnings.catch_warnings(record=True) as caught, ps.Run(exp) as run:
         warnings.simplefilter("always")
-        beside: Any = run.trainer._beside  # pyright: ignore[reportPrivateUsage]
+        beside: Any = run.trainer.evaluations._beside  # pyright: ignore[reportPrivateUsage]
         beside._limit_s = 3.0
         hang.touch()
         for _ in run:
