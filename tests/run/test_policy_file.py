@@ -168,7 +168,9 @@ def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(
 
     path = built("CartPole-v1", own_algo.Own(net=NET)).save(tmp_path / "a.safetensors")
     monkeypatch.delitem(sys.modules, "own_algo")
-    with pytest.raises(ps.CheckpointError, match=r"own_algo:Own.*--trust"):
+    with pytest.raises(
+        ps.CheckpointError, match=r"own_algo:Own.* If it is yours, .*: trust=True, which is needed once"
+    ):
         ps.load(path)
     assert "own_algo" not in sys.modules
     assert type(ps.load(path, trust=True).algorithm).__name__ == "Own"

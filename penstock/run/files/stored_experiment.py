@@ -133,10 +133,12 @@ class StoredConfig:
     def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
         found = [] if self.trusted else foreign(plain, files=files)
         if found:
+            why, option = "It is no run that you trained here, or it was changed since. If", "--trust (trust=True)"
+            if self.path.name != CONFIG:
+                why, option = "Files of policy.save are trusted one by one. If it is yours, or", "trust=True"
             raise CheckpointError(
-                f"{refusal(self.path, found)}It is no run that you trained here, or it was changed since. If you know "
-                f"who wrote it: --trust (trust=True), which is needed once, or {VARIABLE}="
-                f"{legible(self.path.parent.absolute())}; see docs/security.md"
+                f"{refusal(self.path, found)}{why} you know who wrote it: {option}, which is needed once, or "
+                f"{VARIABLE}={legible(self.path.parent.absolute())}; see docs/security.md"
             )
 
 
