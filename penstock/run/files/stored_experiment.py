@@ -127,7 +127,10 @@ class StoredConfig:
         try:
             return from_plain(plain)
         except ConfigError as error:
-            call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
+            call = (
+                " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...); what none of these "
+                "takes, as net.encoder, belongs into a module before it is trained with"
+            )
             raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
     def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
