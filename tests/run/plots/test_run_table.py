@@ -66,9 +66,9 @@ def test_printed_it_is_a_table_with_the_settings_that_differ(tmp_path: Path) -> 
     assert html.count("<tr>") == 5 and "&lt;b&gt;" in html and "<b>" not in html
 
 
-def wide(folder: Path) -> Path:
+def wide(folder: Path, others: int = 3) -> Path:
     """Four runs of two algorithms, and one whose settings are not known."""
-    many = {f"x{i}": 0.0 for i in range(8)}
+    many = {f"x{i}": 0.0 for i in range(others)}
     for name, algo, settings in (
         ("a", "ppo", {"lr": 1e-3, "clip": 0.2, **many}),
         ("b", "ppo", {"lr": 3e-4, "clip": 0.2, **dict.fromkeys(many, 1.0)}),
@@ -86,11 +86,9 @@ def test_settings_that_differ_among_runs_of_one_algorithm_are_shown_beside_anoth
     head, *lines = [[cell for cell in line.split("  ") if cell] for line in repr(runs).splitlines()]
     assert len(head) == 8 + 6 and {"B", "lr", "epsilon"} <= {cell.strip() for cell in head[8:]}
     assert "clip" not in repr(runs)
-    said = repr(runs).splitlines()[-1]
-    assert said.startswith("these differ too: x") and said.count(",") == 4
-    cells = {
-        line[0].strip()[-1]: dict(zip([c.strip() for c in head], [c.strip() for c in line])) for line in lines[:-1]
-    }
+    more = repr(ps.runs(wide(tmp_path / "more", 8))).splitlines()[-1]
+    assert more.startswith("these differ too: x") and more.count(",") == 4
+    cells = {line[0].strip()[-1]: dict(zip([c.strip() for c in head], [c.strip() for c in line])) for line in lines}
     assert [cells[name]["lr"] for name in "abcd"] == ["0.001", "0.0003", "0.001", "0.001"]
     assert [cells[name]["epsilon"] for name in "abcd"] == ["?", "?", "linear(1, 0)", "0.1"]
     assert [cells[name]["B"] for name in "abcd"] == ["4", "8", "8", "8"]
