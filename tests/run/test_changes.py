@@ -194,7 +194,7 @@ def test_a_changed_number_stands_in_every_later_row_and_adds_none(tmp_path: Path
     assert max(lengths) > 64  # rows between two intervals are those of changes only
 
 
-STEPS_OF_PLATEAU = ps.Plateau(patience=2, factor=0.5, least=2e-4)
+STEPS_OF_PLATEAU = ps.Plateau(patience=2, factor=0.5, least=5e-5)
 
 
 def test_a_plateau_lowers_the_step_size_and_a_resumed_run_does_so_at_the_same_steps(tmp_path: Path) -> None:
@@ -206,13 +206,13 @@ def test_a_plateau_lowers_the_step_size_and_a_resumed_run_does_so_at_the_same_st
     for row in found:
         score = row["eval/mean_reward"]
         best, waited = (score, 0) if score > best else (best, waited + 1)
-        if waited == 2 and lr > 2e-4:
-            lr, waited, changed_once = max(lr * 0.5, 2e-4), 0, True
+        if waited == 2 and lr > 5e-5:
+            lr, waited, changed_once = max(lr * 0.5, 5e-5), 0, True
         expected.append(lr if changed_once else None)
     assert [row.get("settings/algo.lr") for row in found] == expected
-    assert lr == 2e-4
-    first = expected.index(2e-4) + 1
-    for stop in (first - 1, first, first + 1):
+    assert lr == 5e-5
+    second = expected.index(7.5e-5) + 1
+    for stop in (second - 1, second, second + 1):
         folder = tmp_path / f"cut{stop}"
         play(ps.Run(experiment("ppo", folder, **given)), {}, stop)
         play(ps.Run.resume(folder), {})

@@ -144,12 +144,21 @@ def test_a_level_that_stands_adds_no_rows(tmp_path: Path) -> None:
     [
         ("rollout/ep_rew_men", r"Curriculum\(metric='rollout/ep_rew_men'\), which .* 'rollout/ep_rew_mean'"),
         ("rolout/ep_rew_mean", "did you mean 'rollout/ep_rew_mean'"),
+        ("rollout/score", "this run does not report; "),
         ("eval/mean_rewards", "did you mean 'eval/mean_reward'"),
     ],
 )
 def test_a_misspelt_metric_of_a_curriculum_is_named(metric: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=why):
         climbed(tmp_path, ps.Curriculum({1: 5}, metric=metric))
+
+
+def test_a_curriculum_waits_for_the_first_episode(tmp_path: Path) -> None:
+    exp = ps.override(experiment(tmp_path, "serial"), {"sampler.T": 1, "algo.minibatch": 4, "run.steps": 80})
+    with ps.Run(exp) as run:
+        for it in run:
+            ps.Curriculum({1e9: 5})(it)
+    assert "rollout/ep_rew_mean" not in rows(tmp_path)[0] and "rollout/ep_rew_mean" in rows(tmp_path)[-1]
 
 
 def test_a_metric_of_ones_own_may_be_absent_and_one_of_evaluations_needs_them(tmp_path: Path) -> None:
