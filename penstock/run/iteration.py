@@ -62,8 +62,8 @@ class Curriculum:
     is a mean that still holds episodes of easier levels, and would pass several thresholds at once.
 
     Every row of metrics has `curriculum/level`, the number of thresholds passed, and `curriculum/since`, the value of
-    `rollout/episodes` at which the level began. A resumed run goes on exactly: it reads the level off the calls that
-    the sampler keeps, and the latter off the last row.
+    `rollout/episodes` at which the level began (`curriculum/CALL/level` where `call` is another). A resumed run goes on
+    exactly: it reads the level off the calls that the sampler keeps, and the latter off the last row.
     """
 
     levels: Mapping[float, Any]
@@ -100,12 +100,14 @@ class Curriculum:
         """
         run, thresholds = it.run, sorted(self.levels)
         require_metric(it, self.metric, "Curriculum")
-        kept = run.standing if "curriculum/since" in run.standing else (read_metrics(run.run_dir) or [{}])[-1]
+        of = "curriculum" if self.call == "set_level" else f"curriculum/{self.call}"
+        level_name, since_name = f"{of}/level", f"{of}/since"
+        kept = run.standing if since_name in run.standing else (read_metrics(run.run_dir) or [{}])[-1]
         last = run.envs.last_call(self.call)
         called = None if last is None else encode(last[0])
         level = next((i for i, x in enumerate(thresholds, 1) if encode(self.levels[x]) == called), 0)
         value, ended = it.metrics.get(self.metric, math.nan), it.metrics["rollout/episodes"]
-        since = kept.get("curriculum/since", 0.0) if kept.get("curriculum/level", 0.0) == level else ended
+        since = kept.get(since_name, 0.0) if kept.get(level_name, 0.0) == level else ended
         if level < len(thresholds) and value >= thresholds[level] and ended >= since + self.episodes:
             to, since = self.levels[thresholds[level]], ended
             run.envs.call(self.call, to, overwrites=True)
@@ -113,8 +115,8 @@ class Curriculum:
                 run.envs.call(self.call, to, evaluation=True, overwrites=True)
             run.say(f"step {it.env_steps:,}: {self.call}({to!r}), as {self.metric} {value:.4g} >= {thresholds[level]}")
             level += 1
-            it.metrics |= {"curriculum/level": float(level), "curriculum/since": since}
-        run.standing |= {"curriculum/level": float(level), "curriculum/since": since}
+            it.metrics |= {level_name: float(level), since_name: since}
+        run.standing |= {level_name: float(level), since_name: since}
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,18 @@ def test_a_curriculum_waits_for_episodes_of_each_level_and_goes_up_one_at_a_time
     assert waiting[-1]["rollout/episodes"] < 100
 
 
+def test_two_curricula_of_a_run_climb_each_by_itself(tmp_path: Path) -> None:
+    both = ps.Curriculum({1: 5, 2: 6}, episodes=5), ps.Curriculum({2: "a"}, call="spawn", episodes=20)
+    with ps.Run(experiment(tmp_path, "serial")) as run:
+        run.envs.call("set_level", 2)
+        for it in run:
+            for one in both:
+                one(it)
+    last = rows(tmp_path)[-1]
+    assert (last["curriculum/level"], last["curriculum/spawn/level"]) == (2, 1)
+    assert last["curriculum/since"] < 20 <= last["curriculum/spawn/since"]
+
+
 def test_a_level_that_stands_adds_no_rows(tmp_path: Path) -> None:
     exp = ps.override(experiment(tmp_path, "serial"), {"run.log_interval": 128, "run.eval_interval": 0})
     with ps.Run(exp) as run:
