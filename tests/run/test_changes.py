@@ -198,7 +198,7 @@ STEPS_OF_PLATEAU = ps.Plateau(patience=2, factor=0.5, least=5e-5)
 
 
 def test_a_plateau_lowers_the_step_size_and_a_resumed_run_does_so_at_the_same_steps(tmp_path: Path) -> None:
-    given = {"steps": 1280, "eval_interval": 60, "eval_episodes": 1, "each": "tests.run.test_changes:STEPS_OF_PLATEAU"}
+    given = {"steps": 960, "eval_interval": 60, "eval_episodes": 1, "each": "tests.run.test_changes:STEPS_OF_PLATEAU"}
     play(ps.Run(experiment("ppo", tmp_path / "a", **given)), {})
     found = rows(tmp_path / "a")
     expected, lr, best, waited = list[float | None](), 3e-4, -1.0, 0
@@ -212,11 +212,9 @@ def test_a_plateau_lowers_the_step_size_and_a_resumed_run_does_so_at_the_same_st
     assert [row.get("settings/algo.lr") for row in found] == expected
     assert lr == 5e-5
     second = expected.index(7.5e-5) + 1
-    for stop in (second - 1, second, second + 1):
-        folder = tmp_path / f"cut{stop}"
-        play(ps.Run(experiment("ppo", folder, **given)), {}, stop)
-        play(ps.Run.resume(folder), {})
-        assert rows(folder) == found
+    play(ps.Run(experiment("ppo", tmp_path / "cut", **given)), {}, second - 1)
+    play(ps.Run.resume(tmp_path / "cut"), {})
+    assert rows(tmp_path / "cut") == found
 
 
 @pytest.mark.parametrize(
