@@ -67,6 +67,7 @@ _WHERE = {
     "PPO": "penstock.algos.ppo",
     "PenstockError": "penstock.core.errors",
     "Placement": "penstock.core.placement",
+    "Plateau": "penstock.run.iteration",
     "Policies": "penstock.learn.policies",
     "Policy": "penstock.learn.policy",
     "PolicySet": "penstock.learn.policy_set",
@@ -225,7 +226,7 @@ if TYPE_CHECKING:
     from penstock.run.env_runners.env_runner import EnvRunner as EnvRunner
     from penstock.run.env_runners.group import EnvRunnerGroup as EnvRunnerGroup
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig
-    from penstock.run.iteration import Curriculum as Curriculum, Iteration as Iteration
+    from penstock.run.iteration import Curriculum as Curriculum, Iteration as Iteration, Plateau as Plateau
     from penstock.run.loop import Run as Run, resume as resume, train as train
     from penstock.run.playing.evaluation import evaluate as evaluate
     from penstock.run.plots.figure import plot_runs as plot_runs

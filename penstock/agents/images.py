@@ -87,7 +87,7 @@ def image_of(leaf: LeafSpec, net: ImageSettings) -> Image | None:
     if net.image == "no" or leaf.kind not in ("box", "multi_binary") or not 2 <= rank <= 4 or not leaf.size:
         return None
     custom = (net.cnn == "minatar" or isinstance(net.cnn, tuple)) and rank == 3 and leaf.kind == "box"
-    axis = _channel_axis(leaf.shape[-3:], net.channels) if rank > 2 else "none"
+    axis = channel_axis(leaf.shape[-3:], net.channels) if rank > 2 else "none"
     frame = leaf.shape[-3:] if rank > 2 else (*leaf.shape, 1)
     planes, height, width = frame if axis == "first" else (frame[2], *frame[:2])
     if not (net.image == "yes" or custom or leaf.is_image or min(height, width) >= _least_side(leaf)):
@@ -158,7 +158,7 @@ def _least_side(leaf: LeafSpec) -> float:
     return _GREY if leaf.dtype == "uint8" and _ends(leaf)[1] == 255.0 else _PICTURE
 
 
-def _channel_axis(frame: tuple[int, ...], asked: Literal["auto", "first", "last"]) -> Literal["first", "last"]:
+def channel_axis(frame: tuple[int, ...], asked: Literal["auto", "first", "last"]) -> Literal["first", "last"]:
     """The end of a frame that differs where the two other axes are equal, else the smaller end."""
     if asked != "auto":
         return asked

@@ -154,7 +154,7 @@ class Net:
     def log_std(self, with_sde: float = -2.0) -> float:
         """`log_std_init`; if None 0, or `with_sde` with gSDE, which sums noise over all features."""
         usual = with_sde if self.use_sde else 0.0
-        return usual if self.log_std_init is None else self.log_std_init
+        return usual if self.log_std_init is None else float(self.log_std_init)
 
     @property
     def fed(self) -> frozenset[str]:

@@ -14,7 +14,17 @@ from penstock.core.names.declared import texts
 
 _USUAL = {
     "algo": ("lr", "discount", "epochs", "minibatch", "batch_size", "replay_ratio", "learning_starts", "n_step"),
-    "algo.net": ("hidden", "activation", "cnn", "recurrent", "normalize_obs", "normalize_reward"),
+    "algo.net": (
+        "hidden",
+        "actor_hidden",
+        "critic_hidden",
+        "activation",
+        "cnn",
+        "encoder",
+        "recurrent",
+        "normalize_obs",
+        "normalize_reward",
+    ),
     "algo.replay": ("capacity", "index", "hindsight"),
     "sampler": ("T", "B", "workers", "runners", "depth", "dataset", "backend"),
     "sampler.inner": ("T", "B", "workers"),
@@ -113,6 +123,6 @@ def type_words(hint: Any) -> str:
     if isinstance(get_origin(hint), type) and issubclass(get_origin(hint), Mapping):
         return "KEY VALUE ..."
     if get_origin(hint) in (Union, UnionType):
-        return "|".join(type_words(part) for part in args if part is not type(None))
+        return "|".join(dict.fromkeys(type_words(part) for part in args if part is not type(None)))
     plain = {int: "INT", float: "NUMBER", bool: "{True,False}", str: "TEXT"}
     return plain.get(hint) or ("JSON" if is_dataclass(hint) else "M:N" if "Callable" in str(hint) else "TEXT")

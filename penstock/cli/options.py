@@ -328,7 +328,7 @@ def dotted(pairs: Sequence[str], parser: Parser, known: Sequence[str] = ()) -> d
             values.append(rest.pop(0))
         if len(values) != 1 and (not values or len(values) % 2):
             raise ConfigError(f"{name} has {len(values)} values; expected one, or pairs of key and value")
-        found = [_value(text) for text in values]
+        found = [None if text.lower() == "none" else _value(text) for text in values]
         out[name[2:].replace("-", "_")] = found[0] if len(found) == 1 else dict(zip(found[::2], found[1::2]))
     return out
 

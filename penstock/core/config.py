@@ -175,7 +175,7 @@ def from_plain(plain: Any) -> Any:
             return functools.partial(found, *_from_argument(plain["args"]), **_from_argument(plain["kwargs"]))
         if "unstorable" in plain:
             raise ConfigError(
-                f"{plain['unstorable']} could not be stored with the run (a lambda or local object); pass it again"
+                f"{plain['unstorable']} could not be stored (a lambda, or not at the top of a module); pass it again"
             )
         if "class" in plain:
             if plain["class"] is None:

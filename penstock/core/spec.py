@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -186,6 +186,19 @@ def choices(action: Any, size: int | None = None) -> list[tuple[int, ...]]:
     if size is not None and size == sum(map(sum, plain)):
         return plain
     return [(2,) * leaf.size if leaf.kind == "multi_binary" else leaf.sizes for leaf in leaves]
+
+
+def moved_channels(seen: Sequence[int], expected: Sequence[int], before: str) -> str:
+    """The numpy call that brings images of one shape into the other, behind a text; "" if that is not the difference.
+
+    Args:
+        seen: shape of an image, or of several along further axes in front. expected: shape of an image.
+    """
+    a, b, c = seen[-3:] if len(seen) >= len(expected) >= 3 else (0, 0, 0)
+    wanted = [*expected[-3:]]
+    ends = "-1, -3" if wanted == [c, a, b] else "-3, -1"
+    found = wanted in ([c, a, b], [b, c, a]) and wanted != [a, b, c]
+    return f"{before}np.moveaxis(obs, {ends})" if found else ""
 
 
 def describe(tree: Tree) -> str:

@@ -59,6 +59,11 @@ def wrapper_path(name: str) -> str:
 
     What has a colon stays as it is. Raises ConfigError for any other name.
     """
+    if (written := re.fullmatch(r"([\w.:]+)[\s,=:]+([^:]*\S)", name.strip())) and not written[2].isidentifier():
+        raise ConfigError(
+            f"wrapper {name!r}: arguments stand in brackets, as {f'{written[1]}({written[2]})'!r}, by position or by "
+            "name, e.g. 'FrameStackObservation(stack_size=4)'"
+        )
     if ":" in name:
         return name
     if name in _OWN_WRAPPERS:

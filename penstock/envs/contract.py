@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.spec import LeafSpec
+from penstock.core.spec import LeafSpec, moved_channels
 from penstock.core.tree import Tree
 from penstock.envs.conform.values import NOT_YOURS, conform_flag, conform_info, conform_reward, conforms
 
@@ -142,7 +142,8 @@ def _array(obs: Any, leaf: LeafSpec, where: str, values: Values) -> str | None:
             f"np.asarray(obs, dtype=np.{leaf.dtype}){_of_obs(obs, leaf)}"
         )
     if obs.shape != leaf.shape:
-        hint = f"nothing is broadcast, declare it so{_of_obs(obs, leaf)}"
+        hint = f"nothing is broadcast, declare it so{moved_channels(obs.shape, leaf.shape, ', or return ')}"
+        hint += _of_obs(obs, leaf)
         return f"{where}: got shape {list(obs.shape)}, expected {list(leaf.shape)}; {hint}"
     dtype, low, high = value_limits(leaf)
     if obs.dtype != dtype:

@@ -462,7 +462,8 @@ class Policy:
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.agent.parameters())
         of = f"observation {describe(self.spec.obs)}, action {describe(self.spec.action)}"
-        return f"Policy({type(self.algorithm).__name__}: {of}; {count:,} parameters, {self.updates:,} updates)"
+        updates = f", {self.updates:,} updates" * (self.updates > 0)  # those of a loaded one are not known
+        return f"Policy({type(self.algorithm).__name__}: {of}; {count:,} parameters{updates})"
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimizers and counters: plain Python and tensors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from penstock.core.config import to_plain
+from penstock.core.config import to_plain, unstorable
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import open_stored, write_atomic
 from penstock.core.spec import Specs, specs_to_plain
@@ -50,6 +51,13 @@ def save_policy(path: str | Path, settings: Any, spec: Specs, seed: int, paramet
         )
     tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in parameters.items()}
     content = {"format": FORMAT, "algo": to_plain(settings), "spec": specs_to_plain(spec), "seed": seed}
+    if lost := unstorable(content["algo"], "algo"):
+        listed = ", ".join(f"{name}={said:.100}" for name, said in lost.items())
+        warnings.warn(
+            f"{path} cannot hold {listed}: ps.load takes agent= and policy_mapping_fn= again; move anything else to "
+            "the top of a module that can be imported, or it cannot be loaded",
+            stacklevel=3,
+        )
     content["sha256"] = _digest_of_tensors(safetensors.torch.save(tensors))
     data = safetensors.torch.save(tensors, {_KEY: json.dumps(content)})
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.batch import Inputs, padded_rows
 from penstock.core.errors import ConfigError
-from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.spec import EnvSpec, LeafSpec, moved_channels
 from penstock.core.tree import Tree, tree_leaves, tree_map
 
 
@@ -125,9 +125,10 @@ def _obs_arrays(spec: Tree, obs: Any, where: str) -> list[np.ndarray[Any, Any]]:
         except ValueError as error:
             raise ConfigError(f"predict: {where} is no array: {error}; expected shape {list(spec.shape)}") from error
         if x.dtype == object or x.shape[max(x.ndim - len(spec.shape), 0) :] != spec.shape:
+            moved = moved_channels(x.shape, spec.shape, "; its channels stand at the other end: ")
             raise ConfigError(
                 f"predict: {where} is {x.dtype}{list(x.shape)}; expected {spec.dtype}{list(spec.shape)}, or a batch "
-                f"[N, {', '.join(map(str, spec.shape))}]"
+                f"[N, {', '.join(map(str, spec.shape))}]{moved}"
             )
         return [_cast(x, spec, where)]
     if isinstance(spec, dict):

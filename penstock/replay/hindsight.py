@@ -171,9 +171,12 @@ class EnvReward:
     """The `compute_reward` of an environment: of one made by `play_in` if it is of that class, else without arguments.
 
     The outermost wrapper that has a `compute_reward` is asked. Another process makes the environment anew.
+
+    Args:
+        cls: None for any class, which only `play_in` can make.
     """
 
-    def __init__(self, path: str, cls: type) -> None:
+    def __init__(self, path: str, cls: type | None) -> None:
         self._path, self._cls = path, cls
         self._make: Callable[[], Any] | None = None
         self._call: RewardFn | None = None
@@ -199,8 +202,16 @@ class EnvReward:
         layers: list[Any] = [] if self._make is None else [self._make()]
         while layers and (below := getattr(layers[-1], "env", None)) is not None:
             layers.append(below)
-        if any(isinstance(layer, self._cls) for layer in layers):
-            return next(call for layer in layers if (call := getattr(layer, "compute_reward", None)) is not None)
+        if self._cls is None or any(isinstance(layer, self._cls) for layer in layers):
+            calls = [call for layer in layers if (call := getattr(layer, "compute_reward", None)) is not None]
+            if calls:
+                return calls[0]
+        if self._cls is None:
+            what = f"{type(layers[-1]).__name__} has no" if layers else "there is no environment yet that has a"
+            raise ConfigError(
+                f"replay.hindsight without replay.reward_fn, and {what} compute_reward(achieved_goal, desired_goal, "
+                "info); name what rewards another goal: reward_fn='module:function', or 'module:Env'"
+            )
         if not self._is_bare():
             raise ConfigError(
                 f"replay.reward_fn={self._path!r} needs arguments, which only the environment of a run has, and "
@@ -211,6 +222,8 @@ class EnvReward:
 
     def _is_bare(self) -> bool:
         """True if the class can be called without arguments."""
+        if self._cls is None:
+            return False
         try:
             inspect.signature(self._cls).bind()
         except (TypeError, ValueError):
@@ -219,7 +232,9 @@ class EnvReward:
 
 
 def find_reward_fn(path: str) -> RewardFn:
-    """The function at `module:name`, or the `EnvReward` of a class."""
+    """The function at `module:name`, or the `EnvReward` of a class; "": of whatever environment is played."""
+    if not path:
+        return EnvReward(path, None)
     found = import_object(path)
     if isinstance(found, type) and callable(getattr(found, "compute_reward", None)):
         return EnvReward(path, found)

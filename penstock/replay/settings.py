@@ -45,7 +45,8 @@ class ReplaySettings:
     """Hindsight samples (with a goal reached later in the episode) for each sample with its original goal; usually 4
     (Andrychowicz et al. 2017), 0: none. For Dict observations with goals."""
     reward_fn: str = ""
-    """`module:function` that computes the rewards of hindsight samples, or `module:Env` whose `compute_reward` does."""
+    """`module:function` that computes the rewards of hindsight samples, or `module:Env` whose `compute_reward` does;
+    "": that of the run's own environment."""
     prefetch: bool | Literal["auto"] = "auto"
     """Read the next samples in a thread during training. "auto": if samples are large, go to a GPU, or lie in
     shards."""
@@ -73,16 +74,11 @@ def make_view(
     """`Transitions`, or `HindsightTransitions` if the settings ask for them. Arguments as there.
 
     Raises:
-        ConfigError: hindsight without goals in the observation, or without a function that rewards them.
+        ConfigError: hindsight without goals in the observation.
     """
     plain = Transitions(n_step, discount, clip_reward, fed, acted_next)
     if not settings.hindsight:
         return plain
-    if not settings.reward_fn:
-        raise ConfigError(
-            "replay.hindsight without replay.reward_fn; name what rewards another goal: module:function, or a "
-            "module:Env that has compute_reward"
-        )
     return HindsightTransitions(plain, spec, find_reward_fn(settings.reward_fn), settings.hindsight)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from penstock.core.config import import_object, override, to_plain
-from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, PenstockError
 from penstock.core.spec import specs_from_plain
 from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.seats import PolicyMap
@@ -25,6 +25,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.files.changes import (
     CHANGES,
     at,
+    changed,
     known_steps,
     plain_changes,
     require_own_journal,
@@ -102,6 +103,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
             f"resume cannot change {', '.join(refused)}: it goes on with the same experiment. Only run.* "
             "settings may change, not seed or dir, the sampler where it collects the same batches, and replay.shards; "
             f"for anything else start anew: ps.train(exp, init={str(run_dir)!r}) (--init)"
+            f"{_by_set(run_dir, {key: changes[key] for key in refused}, again, trust)}"
         )
     config = read_config(run_dir, trust)
     stored = config.to_resume(again)
@@ -133,6 +135,19 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
             if changes:
                 write_config(trainer)
             yield trainer
+
+
+def _by_set(run_dir: Path, changes: Mapping[str, Any], again: Supplied, trust: bool) -> str:
+    """The lines by which `run.set` makes these changes to a stored run; "" if it would refuse them."""
+    try:
+        changed(read_config(run_dir, trust).to_resume(again), changes)
+    except PenstockError:
+        return ""
+    return (
+        ". But run.set changes it while the run goes on (docs/schedules.md; on the command line --run.each "
+        f"my_module:function, which calls it.run.set):\n  with ps.Run.resume({str(run_dir)!r}) as run:\n"
+        f"      run.set({dict(changes)!r})\n      for it in run: pass"
+    )
 
 
 def _placed(stored: Experiment, changes: Mapping[str, Any]) -> Experiment:

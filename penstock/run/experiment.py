@@ -188,16 +188,18 @@ class Experiment:
             raise ConfigError(f"algo={self.algo!r}; expected an algorithm's settings with build(spec), {hint}")
         # They import torch, as every algorithm and sampler does and help must not.
         from penstock.learn.algorithm import Algorithm
+        from penstock.samplers import SAMPLERS
         from penstock.samplers.sampler import SamplerSettings
 
         require_members(self.algo, Algorithm, "docs/writing-an-algorithm.md")
         if isinstance(self.sampler, RunConfig):
             raise ConfigError("sampler=RunConfig(...); expected a sampler's settings: pass it as run=RunConfig(...)")
         if isinstance(self.sampler, (str, type)) and self.sampler != "auto":
-            raise ConfigError(
-                f"sampler={self.sampler!r}; expected a sampler's settings, e.g. ps.SerialSampler(T=128, B=16), "
-                "or 'auto'"
-            )
+            text = self.sampler if isinstance(self.sampler, str) else self.sampler.__name__
+            classes = {name: path.rpartition(":")[2] for name, path in SAMPLERS.items()}
+            meant = classes.get(text.lower(), text if text in classes.values() else "")
+            own = f"ps.{meant}(...)" if meant else "a sampler's settings, e.g. ps.SerialSampler(T=128, B=16),"
+            raise ConfigError(f"sampler={self.sampler!r}; expected {own} or 'auto'")
         if self.sampler not in (None, "auto"):
             require_members(self.sampler, SamplerSettings, "docs/writing-a-sampler.md")
         names = ("env_kwargs", "env_options", "wrappers", "info_keys", "imports", "env_drop", "env_text", "env_state")

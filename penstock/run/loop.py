@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
 from penstock.run.entry import new_run, resumed_run
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import at, changed, write_change
+from penstock.run.files.changes import at, changed, plain_changes, settings_metrics, write_change
 from penstock.run.files.inits import Init
 from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Iteration, PendingIteration
@@ -149,6 +150,8 @@ class Run:
         self._evaluation: ResultDict = {}  # of the last evaluation
         self._earlier: ResultDict = {}  # of the evaluation beside training that counts in this iteration
         self._unlogged: ResultDict = {}  # for the next row
+        self.standing: ResultDict = {}
+        """Numbers for every row from now on, such as `settings/...`; one of yours is set again after a resume."""
 
     def __enter__(self) -> Run:
         if self._phase is not _Phase.NEW:
@@ -165,6 +168,7 @@ class Run:
             stack.callback(lambda: self._log.close())  # another one after a restart
             if self._resumed:
                 cut_rows(run_dir / EVALUATIONS, known_steps)  # the resumed run repeats those after the checkpoint
+                self.standing = settings_metrics(plain_changes(run_dir, known_steps))
             self._progress = Progress(config.steps, config.progress, title(trainer))
             stack.callback(self._progress.close)
             self._started, self._first_step = time.monotonic(), trainer.env_steps
@@ -266,8 +270,8 @@ class Run:
     def set(self, changes: Mapping[str, Any]) -> None:
         """Changes settings from the next iteration on: `run.set({"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"})`.
 
-        Acting follows with the next version of the policy. Each change is in the metrics (`settings/...`, if a number)
-        and a line of `changes.jsonl`, so that a resumed run repeats it at the same step.
+        Acting follows with the next version of the policy. Each change is a line of `changes.jsonl`, so that a resumed
+        run repeats it at the same step; a number stands as `settings/...` in its row of metrics and in all later ones.
 
         Args:
             changes: values by path: step sizes, coefficients, discount, schedules, epochs and minibatches, replay ratio
@@ -291,11 +295,18 @@ class Run:
         trainer.change(changes)
         for path in changes:
             old, new = (at(x, path, None) for x in (before, trainer.exp))
-            if isinstance(new, (int, float)):
-                (self._unlogged if self._open is None else self._open.it.metrics)[f"settings/{path}"] = float(new)
+            for row in (self.standing, {} if self._open is None else self._open.it.metrics):
+                for name in [x for x in row if f"{x}.".startswith(f"settings/{path}.")]:
+                    del row[name]
+                row |= settings_metrics({path: new})
             self._say(f"step {trainer.env_steps:,}: {path} {old} -> {new}")
         if self._ending == "done" and not self._over(self._metrics if self._open is None else self._open.it.metrics):
             self._ending = None  # made longer in what was to be its last iteration
+
+    def say(self, text: str) -> None:
+        """Shows a line above the progress display; with progress="off" it is a warning."""
+        self._in_the_with()
+        self._say(text)
 
     def save(self) -> Path:
         """Writes a checkpoint; returns its path, or the newest's if a learner is lost. Raises CheckpointError."""
@@ -329,7 +340,7 @@ class Run:
         config, before, best = trainer.exp.run, trainer.env_steps, trainer.evaluations.best_score
         self._phase = _Phase.TRAINING
         interrupted, trainer.pending = trainer.pending, {}
-        metrics, self._earlier = (interrupted or trainer.train()) | self._unlogged, {}
+        metrics, self._earlier = (interrupted or trainer.train()) | self._unlogged | self.standing, {}
         done, found, evaluation = self._over(metrics), dict[str, float](), None
         due = config.eval_episodes and (interrupted or _crossed(config.eval_interval, before, trainer.env_steps))
         if due or (done and (config.eval_episodes or trainer.evaluations.pending is not None)):
@@ -374,6 +385,7 @@ class Run:
         self._log = MetricsLog(self.run_dir, known_steps, trainer.exp.run.tensorboard)
         cut_rows(self.run_dir / EVALUATIONS, known_steps)
         self._metrics, self._unlogged, self._earlier, self._phase = {}, {}, {}, _Phase.BETWEEN
+        self.standing = settings_metrics(plain_changes(self.run_dir, known_steps))
         self._say(f"{error}; all {trainer.exp.run.learners} learners go on from step {checkpoint.step:,}")
         return checkpoint.path
 
@@ -384,13 +396,14 @@ class Run:
         open_, self._open = self._open, None
         it, before = open_.it, open_.before
         trainer, config = self.trainer, self.trainer.exp.run
-        metrics = {name: _number(name, value) for name, value in it.metrics.items()}
-        self._metrics = {name: value for name, value in metrics.items() if name not in open_.earlier}
-        told = self._ending == "done" or "eval/mean_reward" in self._metrics or metrics != open_.shown
+        given = {name: _number(name, value) for name, value in it.metrics.items()}
+        shown = given | {name: _number(name, x) for name, x in self.standing.items() if name not in given}
+        self._metrics = {name: value for name, value in shown.items() if name not in open_.earlier}
+        told = self._ending == "done" or "eval/mean_reward" in self._metrics or given != open_.shown
         if told or not config.log_interval or _crossed(config.log_interval, before, it.env_steps):
             self._log.write(it.env_steps, self._metrics)
             self._unlogged = {}
-        self._progress.update(it.env_steps, metrics)
+        self._progress.update(it.env_steps, shown)
         due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.evaluations.best_score > open_.best
         if due and not self._ends():
             self._checkpoint(self._metrics.get("eval/mean_reward"))
@@ -506,7 +519,7 @@ class Run:
     def _say(self, text: str) -> None:
         """Shows a message in the display, or as a warning without a display."""
         if self.trainer.exp.run.progress == "off":
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, stacklevel=_depth_of_user())
         else:
             self._progress.note(text)
 
@@ -539,6 +552,14 @@ class _Phase(Enum):
     TRAINING = "in an iteration, or beginning anew"
     OVER = "after its with, or before that has come up"
     FAILED = "after an error in its with"
+
+
+def _depth_of_user() -> int:
+    """The `stacklevel` for a warning of the function that calls this, to name the nearest line outside penstock."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":
+        frame, level = frame.f_back, level + 1
+    return max(level, 1)
 
 
 def _number(name: str, value: Any) -> float:

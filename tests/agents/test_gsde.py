@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ def test_noise_starts_small_since_it_sums_over_features(algo: ps.PPO | ps.SAC, l
     output: Any = agent.actor.out if isinstance(agent, ControlAgent) else agent.head.linear.output
     assert torch.equal(output.log_std, torch.full_like(output.log_std, log_std))
     assert (ps.Net().log_std(), ps.Net(log_std_init=0.5).log_std()) == (0.0, 0.5)
+    for sde in (True, False):
+        replace(algo, net=ps.Net(use_sde=sde, log_std_init=-1)).build(BOX)  # a whole number
 
 
 def test_actions_over_matrices_have_the_deviation_that_learning_uses() -> None:

@@ -54,3 +54,16 @@ def test_plot_finds_the_seeds_beside_the_directory_that_was_named(cli: Cli, trai
     assert run_dirs(tmp_path / "cp") == [tmp_path / "cp-s1", tmp_path / "cp-s12"]
     shutil.copytree(trained, tmp_path / "cp" / "own")
     assert run_dirs(tmp_path / "cp") == [tmp_path / "cp" / "own"]
+
+
+def test_runs_prints_the_table_in_the_order_asked_for(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(trained, tmp_path / "runs" / name)
+    with (tmp_path / "runs" / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 999999}\n')
+    for words, names in (((), "ab"), (("--sort", "steps"), "ab"), (("--sort", "steps", "--reverse"), "ba")):
+        said = cli("runs", *words)
+        assert said.code == 0
+        assert [line.split()[0] for line in said.out.splitlines()[1:3]] == [f"runs/{name}" for name in names]
+    said = cli("runs", "--sort", "stps")
+    assert said.code == 2 and "no run has 'stps'; did you mean 'steps'" in said.err

@@ -26,6 +26,8 @@ def test_resume_with_overrides(cli: Cli, trained: Path, tmp_path: Path) -> None:
         said = cli("resume", "run", wrong, "1")
         assert said.code == 2
         assert f"cannot change {wrong[2:]}" in said.err
+    assert cli("resume", "run", "--run.each", "None", "--run.stop", "time/total_timesteps", "600").code == 0
+    assert config(tmp_path / "run")["run"]["each"] is None
     said = cli("resume", "run", "--run.stps", "1")
     assert said.code == 2
     assert "'steps'" in said.err

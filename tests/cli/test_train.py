@@ -47,6 +47,8 @@ def test_help_is_short_and_grouped_and_whole_on_demand(algo: str, cli: Cli) -> N
     assert len(short.out.splitlines()) < 0.6 * len(whole.out.splitlines())
     assert f"\nalgorithm ({declared_settings(algo, None, None)['algo'].__class__.__name__}):\n" in short.out
     assert "--algo.alpha" not in cli("train", "ppo", "--help-all").out
+    for option in ("--algo.net.actor_hidden", "--algo.net.critic_hidden", "--algo.net.encoder"):
+        assert option in short.out or option not in every
     assert "--env-mask" not in short.out and "--env-mask" in whole.out and "--algo.agent" in whole.out
 
 

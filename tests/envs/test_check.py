@@ -252,6 +252,14 @@ def test_describe_violation_of_one_leaf(obs: Any, leaf: LeafSpec, part: str | No
     assert message is None if part is None else (message is not None and part in message)
 
 
+@pytest.mark.parametrize(
+    ("shape", "call"), [((8, 9, 3), ", or return np.moveaxis(obs, -1, -3)"), ((8, 3, 9), "declare it so")]
+)
+def test_an_image_with_its_channels_at_the_other_end_is_told_how_to_turn_it(shape: tuple[int, ...], call: str) -> None:
+    said = describe_violation(np.zeros(shape, np.uint8), LeafSpec("box", (3, 8, 9), "uint8", 0.0, 255.0), "obs")
+    assert said is not None and said.endswith(call)
+
+
 def test_describe_violation_finds_the_path_in_a_tree():
     spec = {"a": (BOX, LeafSpec("discrete", (), "int64", sizes=(2,)))}
     good = np.zeros(3, np.float32)

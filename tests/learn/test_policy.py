@@ -340,6 +340,20 @@ def test_predict_names_the_shapes_it_expects():
             policy.predict(bad)
 
 
+@pytest.mark.parametrize(
+    ("shape", "call"),
+    [((8, 9, 3), "np.moveaxis(obs, -1, -3)"), ((5, 8, 9, 3), "np.moveaxis(obs, -1, -3)"), ((9, 8, 3), "")],
+)
+def test_predict_names_the_call_that_moves_channels_to_the_other_end(shape: tuple[int, ...], call: str) -> None:
+    policy = ppo_policy(LeafSpec("box", (3, 8, 9), "uint8", 0.0, 255.0), CHOICE)
+    obs = np.zeros(shape, np.uint8)
+    with pytest.raises(ConfigError, match="expected uint8") as told:
+        policy.predict(obs)
+    assert (f"; its channels stand at the other end: {call}" in str(told.value)) == bool(call)
+    if call:
+        policy.predict(eval(call, {"np": np, "obs": obs}))
+
+
 # --- storage
 
 

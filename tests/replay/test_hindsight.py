@@ -167,8 +167,10 @@ def test_what_hindsight_cannot_serve_is_refused_at_construction() -> None:
     for path in ("GOAL", "NoReward"):
         with pytest.raises(ConfigError, match=r"is no function, and no class that has compute_reward"):
             make_view(replace(settings, reward_fn=f"{__name__}:{path}"), SPEC, fed=FED)
-    with pytest.raises(ConfigError, match=r"replay.hindsight without replay.reward_fn"):
-        make_view(ReplaySettings(hindsight=4), SPEC, fed=FED)
+    replay = Replay(SPEC, alone := ReplaySettings(hindsight=4), make_view(alone, SPEC, fed=FED))
+    replay.append(line())
+    with pytest.raises(ConfigError, match=r"without replay\.reward_fn, and there is no environment yet.*'module:Env'"):
+        replay.sample(4, np.random.default_rng(0))
     with pytest.raises(ConfigError, match=r"hindsight=-1"):
         ReplaySettings(hindsight=-1)
     with pytest.raises(ConfigError, match=r"reads Sequences, whose goals stay as they were; use hindsight=0"):
@@ -256,7 +258,8 @@ class TenTimesAlike(TenTimes):
 
 def trained(env: Any, reward_fn: Any, **settings: Any) -> Any:
     """The rewards of 400 samples of a short run."""
-    algo = ps.SAC(**CONTROL | {"replay": replace(MEMORY, reward_fn=f"{__name__}:{reward_fn.__name__}")})
+    path = "" if reward_fn is None else f"{__name__}:{reward_fn.__name__}"
+    algo = ps.SAC(**CONTROL | {"replay": replace(MEMORY, reward_fn=path)})
     run = ps.RunConfig(steps=112, eval_episodes=0, progress="off")
     trainer = Trainer(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), run, **settings))
     while trainer.env_steps < trainer.exp.run.steps:
@@ -267,22 +270,36 @@ def trained(env: Any, reward_fn: Any, **settings: Any) -> Any:
     return shown.rows["return"], far
 
 
+@pytest.mark.parametrize("reward_fn", ["Tolerant", None])
 @pytest.mark.parametrize("tolerance", [0.02, 0.5])
-def test_goals_are_rewarded_by_the_environment_of_the_run(tolerance: float) -> None:
-    reward, far = trained(Tolerant, Tolerant, env_kwargs={"tolerance": tolerance})
+def test_goals_are_rewarded_by_the_environment_of_the_run(tolerance: float, reward_fn: str | None) -> None:
+    reward, far = trained(Tolerant, reward_fn and Tolerant, env_kwargs={"tolerance": tolerance})
     sure = np.abs(far - tolerance) > 1e-4
     np.testing.assert_array_equal(reward[sure], np.where(far <= tolerance, 0.0, -1.0)[sure])
     assert len({*reward.tolist()}) == 2
 
 
-def test_a_wrapper_is_asked_what_it_pays_and_one_that_does_not_say_is_refused() -> None:
-    reward, far = trained(Reach, Reach, wrappers=(TenTimesAlike,))
+class Mute(Reach):
+    compute_reward: Any = None
+
+    def act(self, action: Any) -> tuple[float, bool, bool]:
+        return 0.0, False, self.t >= 9
+
+
+def test_an_environment_that_cannot_reward_goals_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"without replay\.reward_fn, and Mute has no compute_reward"):
+        trained(Mute, None)
+
+
+@pytest.mark.parametrize("reward_fn", [Reach, None])
+def test_a_wrapper_is_asked_what_it_pays_and_one_that_does_not_say_is_refused(reward_fn: Any) -> None:
+    reward, far = trained(Reach, reward_fn, wrappers=(TenTimesAlike,))
     sure = np.abs(far - 0.1) > 1e-4
     np.testing.assert_array_equal(reward[sure], np.where(far <= 0.1, 0.0, -10.0)[sure])
     with pytest.raises(
         ConfigError, match=r"pays -1 for achieved_goal .* where the environment paid -10; \d+ of 16 rows"
     ):
-        trained(Reach, Reach, wrappers=(TenTimes,))
+        trained(Reach, reward_fn, wrappers=(TenTimes,))
 
 
 def test_rewards_that_cannot_be_asked_for_say_why() -> None:

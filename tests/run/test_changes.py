@@ -158,10 +158,97 @@ def test_what_a_change_says_and_where_it_stands(tmp_path: Path, capsys: pytest.C
     assert f"step {row['step']}: algo.lr 0.0003 -> 0.0001" in said.out + said.err
     assert row["settings/algo.lr"] == 1e-4 and row["train/learning_rate"] == 3e-4
     assert rows(tmp_path / "a")[2]["train/learning_rate"] == 1e-4
+    assert [x.get("settings/algo.lr") for x in rows(tmp_path / "a")] == [
+        None,
+        *[1e-4] * (len(rows(tmp_path / "a")) - 1),
+    ]
     journal = [json.loads(line) for line in (tmp_path / "a" / CHANGES).read_text().splitlines()]
     assert journal == [{"step": row["step"], "set": {"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"}}]
     began: Any = ps.load(tmp_path / "a").settings
     assert began.lr == 3e-4  # config.json keeps what the run began with
+
+
+def test_a_changed_number_stands_in_every_later_row_and_adds_none(tmp_path: Path) -> None:
+    changes = {
+        2: {"algo.lr": 1e-4, "run.stop.rollout/episodes": 1e9},
+        5: {"algo.lr": "linear(1e-4, 0)", "run.stop": {}},
+    }
+    exp = ps.override(experiment("ppo", tmp_path / "a"), {"run.log_interval": 180})
+    play(ps.Run(exp), changes)
+    found = [
+        (x["step"], x.get("settings/algo.lr"), x.get("settings/run.stop.rollout/episodes"))
+        for x in rows(tmp_path / "a")
+    ]
+    lengths = [y[0] - x[0] for x, y in zip(found, found[1:])]
+    play(ps.Run(ps.override(exp, {"run.dir": str(tmp_path / "b")})), changes, 3)
+    with ps.Run.resume(tmp_path / "b") as run:
+        assert run.standing == {"settings/algo.lr": 1e-4, "settings/run.stop.rollout/episodes": 1e9}
+        for it in run:
+            if it.itr == 4:
+                assert it.metrics["settings/algo.lr"] == 1e-4
+            if it.itr in changes:
+                it.run.set(changes[it.itr])
+    assert rows(tmp_path / "b") == rows(tmp_path / "a")
+    assert found[0][1:] == (1e-4, 1e9) and found[1][1:] == (1e-4, 1e9)
+    assert all(row[1:] == (None, None) for row in found[2:])
+    assert max(lengths) > 64  # rows between two intervals are those of changes only
+
+
+STEPS_OF_PLATEAU = ps.Plateau(patience=2, factor=0.5, least=5e-5)
+
+
+def test_a_plateau_lowers_the_step_size_and_a_resumed_run_does_so_at_the_same_steps(tmp_path: Path) -> None:
+    given = {"steps": 960, "eval_interval": 60, "eval_episodes": 1, "each": "tests.run.test_changes:STEPS_OF_PLATEAU"}
+    play(ps.Run(experiment("ppo", tmp_path / "a", **given)), {})
+    found = rows(tmp_path / "a")
+    expected, lr, best, waited = list[float | None](), 3e-4, -1.0, 0
+    changed_once = False
+    for row in found:
+        score = row["eval/mean_reward"]
+        best, waited = (score, 0) if score > best else (best, waited + 1)
+        if waited == 2 and lr > 5e-5:
+            lr, waited, changed_once = max(lr * 0.5, 5e-5), 0, True
+        expected.append(lr if changed_once else None)
+    assert [row.get("settings/algo.lr") for row in found] == expected
+    assert lr == 5e-5
+    second = expected.index(7.5e-5) + 1
+    play(ps.Run(experiment("ppo", tmp_path / "cut", **given)), {}, second - 1)
+    play(ps.Run.resume(tmp_path / "cut"), {})
+    assert rows(tmp_path / "cut") == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "why"),
+    [
+        ({"metric": "eval/mean_rewards"}, {}, "did you mean 'eval/mean_reward'"),
+        ({"setting": "algo.lrr"}, {}, "did you mean 'lr'"),
+        ({"setting": "algo.optimizer"}, {}, "expected the path of a number"),
+        ({}, {"eval_interval": 0}, r"set run\.eval_interval"),
+    ],
+)
+def test_a_plateau_names_what_it_cannot_do(settings: Any, given: Any, why: str, tmp_path: Path) -> None:
+    run = ps.Run(experiment("ppo", tmp_path / "a", **{"eval_interval": 60, "eval_episodes": 1, **given}))
+    with pytest.raises(ConfigError, match=why):
+        each(run, ps.Plateau(**settings))
+
+
+@pytest.mark.parametrize("settings", [{"factor": 1.0}, {"patience": 0}, {"metric": "rollout/ep_rew_mean"}])
+def test_a_plateau_without_sense_is_refused(settings: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Plateau\(.*expected"):
+        ps.Plateau(**settings)
+
+
+def test_a_warning_of_a_change_names_the_line_of_its_user(tmp_path: Path) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    exp = experiment("ppo", tmp_path / "a", steps=256, eval_interval=60, eval_episodes=1)
+    with warnings.catch_warnings(record=True) as told, ps.Run(exp) as run:
+        warnings.simplefilter("always")
+        for it in run:
+            run.set({"algo.lr": 1e-3 + it.itr * 1e-6})
+            ps.Plateau(setting="algo.clip", factor=0.999, patience=1)(it)
+    said = {str(x.message).split(": ")[1].split()[0]: (x.filename, lines[x.lineno - 1]) for x in told}
+    assert {name: file for name, (file, _) in said.items()} == {"algo.lr": __file__, "algo.clip": __file__}
+    assert "run.set(" in said["algo.lr"][1] and "ps.Plateau(" in said["algo.clip"][1]
 
 
 def test_what_resume_is_told_counts_for_more_and_from_then_on(tmp_path: Path) -> None:
@@ -209,7 +296,8 @@ def test_the_last_iteration_can_make_the_run_longer_or_change_what_an_extension_
     ps.resume(tmp_path / "a", {"run.steps": 180})
     play(ps.Run(experiment("ppo", tmp_path / "b", steps=180)), {2: {"algo.lr": 1e-3}})
     extended, longer = rows(tmp_path / "a")[-1], rows(tmp_path / "b")[-1]
-    assert extended["train/learning_rate"] == 1e-3 and extended == longer
+    assert extended["train/learning_rate"] == 1e-3
+    assert extended == longer | {"settings/run.steps": 180.0}  # that of "a" has changed in the run
 
 
 def test_alpha_that_is_learned_is_no_number_later(tmp_path: Path) -> None:

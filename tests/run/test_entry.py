@@ -14,6 +14,7 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
+from penstock.run.files.stored_experiment import read_config
 from tests.run.resumed import EXPERIMENTS, Same, at, checkpoints, train
 
 
@@ -52,6 +53,29 @@ def test_changes_that_would_make_it_another_experiment(run: Path) -> None:
             ps.resume(run, {change: 1, "run.steps": 640})
     with pytest.raises(ConfigError, match="'steps'"):
         ps.resume(run, {"run.stps": 640})
+
+
+def test_a_setting_that_may_change_in_a_run_is_told_with_the_lines_that_do_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ps.Run(at(EXPERIMENTS["a2c"], run, steps=320)) as begun:
+        next(iter(begun))
+    with pytest.raises(ConfigError, match=r"run\.set changes it while the run goes on") as told:
+        ps.resume(run, {"algo.lr": 1e-4})
+    lines = str(told.value).splitlines()[1:]
+    said: list[ps.Run] = []
+    exec("\n".join([*(line[2:] for line in lines), "said.append(run)"]), {"ps": ps, "said": said})
+    assert said[0].result.metrics["settings/algo.lr"] == 1e-4
+    for change in ({"algo.net.hidden": (3,)}, {"algo.lrr": 1.0}, {"algo.lr": -1.0}):
+        with pytest.raises(ConfigError) as told:
+            ps.resume(run, change)
+        assert "run.set" not in str(told.value)
+
+
+def test_the_function_of_each_iteration_can_be_dropped_by_resume(tmp_path: Path) -> None:
+    exp = EXPERIMENTS["a2c"]
+    train(replace(exp, run=replace(exp.run, each="tests.run.test_loop:look")), tmp_path / "a", steps=30)
+    assert ps.resume(tmp_path / "a", {"run.steps": 60, "run.each": None}).env_steps >= 60
+    assert read_config(tmp_path / "a").to_play().run.each is None
 
 
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:

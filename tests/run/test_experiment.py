@@ -199,7 +199,7 @@ def test_a_sampler_that_lacks_a_member_is_refused_with_its_signature_and_a_page(
         (lambda: ps.RunConfig(total_timesteps=9), "it is 'steps' here"),  # pyright: ignore
         (lambda: ps.Experiment("a", ps.PPO(), env_config={}), "it is 'env_kwargs' here"),  # pyright: ignore
         (lambda: ps.EnvConfig("a", kwarg={}), "did you mean 'kwargs'"),  # pyright: ignore
-        (lambda: ps.Net(net_arch=(9,)), "it is 'hidden' here"),  # pyright: ignore
+        (lambda: ps.Net(net_arch=(9,)), r"it is 'hidden' here .*net\.actor_hidden and net\.critic_hidden"),  # pyright: ignore
         (lambda: ps.ReplaySettings(buffer_size=9), "it is 'capacity' here"),  # pyright: ignore
     ],
 )
@@ -213,9 +213,16 @@ def test_settings_know_the_names_of_other_libraries(make: Callable[[], Any], hin
     [
         (lambda: ps.Experiment("CartPole-v1", ps.PPO(), ps.RunConfig()), r"pass it as run=RunConfig\(\.\.\.\)"),
         (lambda: ps.Experiment("CartPole-v1", ps.PPO(), steps=3), r"run\.steps"),
+        (lambda: ps.Experiment("CartPole-v1", ps.PPO(), "cpu"), r"sampler='cpu'; expected ps\.CpuSampler\(\.\.\.\) or"),
+        (lambda: ps.Experiment("CartPole-v1", ps.PPO(), "GpuSampler"), r"expected ps\.GpuSampler\(\.\.\.\)"),  # pyright: ignore
+        (lambda: ps.Experiment("CartPole-v1", ps.PPO(), ps.CpuSampler), r"expected ps\.CpuSampler\(\.\.\.\)"),  # pyright: ignore
+        (
+            lambda: ps.Experiment("CartPole-v1", ps.PPO(), "cuda"),
+            r"expected a sampler's settings, e\.g\. ps\.SerialSampler",
+        ),  # pyright: ignore
         (lambda: ps.train("CartPole-v1"), r"'CartPole-v1' \(str\); expected an Experiment"),
     ],
-    ids=["run-as-sampler", "steps", "no-experiment"],
+    ids=["run-as-sampler", "steps", "cpu", "GpuSampler", "class", "other", "no-experiment"],
 )
 def test_a_first_mistake_is_answered_by_its_cure(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

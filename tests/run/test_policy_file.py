@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor, nn
 
 import penstock as ps
 from penstock.core.tree import tree_leaves, tree_map
@@ -168,11 +169,30 @@ def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(
 
     path = built("CartPole-v1", own_algo.Own(net=NET)).save(tmp_path / "a.safetensors")
     monkeypatch.delitem(sys.modules, "own_algo")
-    with pytest.raises(ps.CheckpointError, match=r"own_algo:Own.*--trust"):
+    with pytest.raises(
+        ps.CheckpointError, match=r"own_algo:Own.* If it is yours, .*: trust=True, which is needed once"
+    ):
         ps.load(path)
     assert "own_algo" not in sys.modules
     assert type(ps.load(path, trust=True).algorithm).__name__ == "Own"
     assert type(ps.load(path).algorithm).__name__ == "Own"  # it was vouched for
+
+
+def test_what_a_file_cannot_hold_is_said_when_it_is_saved(tmp_path: Path) -> None:
+    class Local(nn.Module):
+        def __init__(self, obs: Any) -> None:
+            super().__init__()
+            self.features, self.layer = 4, nn.Linear(obs.size, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    policy = built("CartPole-v1", ps.PPO(net=ps.Net(encoder=Local)))
+    with pytest.warns(UserWarning, match=r"cannot hold algo\.net\.encoder=.*Local: .* top of a module") as told:
+        path = policy.save(tmp_path / "a.safetensors")
+    assert told[0].filename == __file__
+    with pytest.raises(ps.PenstockError, match=r"Local could not be stored .* as net\.encoder, belongs into a module"):
+        ps.load(path)
 
 
 @dataclass(frozen=True)

@@ -62,5 +62,7 @@ def test_a_run_its_policy_and_its_result_are_a_line_each(tmp_path: Path) -> None
         for it in run:
             assert repr(run) == f"Run(PPO on CartPole-v1, {it.env_steps} of 32 steps; {tmp_path / 'run'})"
             assert repr(it.policy).startswith("Policy(PPO: observation box[4] float32, action discrete(2) int64; ")
+            assert repr(it.policy).endswith(f" parameters, {it.policy.updates} updates)")
+    assert repr(run.result.policy).endswith(" updates)") and repr(ps.load(run.run_dir)).endswith(" parameters)")
     assert repr(run) == f"Run({run.result!r})" and "\n" not in repr(run)
     assert run.result.plot("eval/mean_reward")._repr_png_().startswith(b"\x89PNG")

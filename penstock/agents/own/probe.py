@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.agents.images import channel_axis
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
-from penstock.core.tree import Tree, tree_map
+from penstock.core.tree import Tree, tree_leaves, tree_map
 
 ROWS = 6
 """Rows of a trial; two of them are shown alone as well."""
@@ -52,7 +53,7 @@ def check_module(
             raise ConfigError(
                 f"{name} fails on {ROWS} observations of {describe(spec)}: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:300]}; expected a forward of [N, *O] tensors as they are recorded (a "
-                "Dict: a mapping of them)"
+                f"Dict: a mapping of them){_of_images(spec)}"
             ) from error
         finally:
             for m, training in modes:
@@ -72,6 +73,16 @@ def check_module(
             f"{name} answers otherwise to a row when other rows stand beside it, as batch norm does; expected each row "
             "by itself, since batches of samplers and of training differ: use LayerNorm or GroupNorm"
         )
+
+
+def _of_images(spec: Tree) -> str:
+    """The line that turns a recorded image into the input of a Conv2d; "" without one."""
+    images: list[LeafSpec] = [x for x in tree_leaves(spec) if x.kind == "box" and len(x.shape) == 3]
+    lines: set[str] = set()
+    for leaf in images:
+        turned = ".permute(0, 3, 1, 2)" if channel_axis(leaf.shape, "auto") == "last" else ""
+        lines.add(f"x{turned}{'.float() / 255' if leaf.dtype == 'uint8' else ''}")
+    return f"; for a Conv2d: x = {min(lines)}" if lines - {"x"} else ""
 
 
 def _check_form(name: str, found: Any, wanted: tuple[int | str, ...], spec: Tree) -> None:

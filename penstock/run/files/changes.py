@@ -172,6 +172,11 @@ def plain_changes(run_dir: Path, step: int, cut: bool = False) -> dict[str, Any]
     return found
 
 
+def settings_metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics `settings/PATH` of changed settings by path; those that are no numbers have none."""
+    return {f"settings/{path}": float(x) for path, x in values.items() if isinstance(x, (int, float))}
+
+
 def read_changes(run_dir: Path, step: float) -> list[dict[str, Any]]:
     """The rows of a run's journal up to a step."""
     return [row for row in read_rows(run_dir / CHANGES) if row["step"] <= step]

@@ -127,16 +127,21 @@ class StoredConfig:
         try:
             return from_plain(plain)
         except ConfigError as error:
-            call = " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...)"
+            call = (
+                " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...); what none of these "
+                "takes, as net.encoder, belongs into a module before it is trained with"
+            )
             raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
     def _require_trust(self, plain: Mapping[str, Any], files: bool) -> None:
         found = [] if self.trusted else foreign(plain, files=files)
         if found:
+            why, option = "It is no run that you trained here, or it was changed since. If", "--trust (trust=True)"
+            if self.path.name != CONFIG:
+                why, option = "Files of policy.save are trusted one by one. If it is yours, or", "trust=True"
             raise CheckpointError(
-                f"{refusal(self.path, found)}It is no run that you trained here, or it was changed since. If you know "
-                f"who wrote it: --trust (trust=True), which is needed once, or {VARIABLE}="
-                f"{legible(self.path.parent.absolute())}; see docs/security.md"
+                f"{refusal(self.path, found)}{why} you know who wrote it: {option}, which is needed once, or "
+                f"{VARIABLE}={legible(self.path.parent.absolute())}; see docs/security.md"
             )
 
 

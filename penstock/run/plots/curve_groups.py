@@ -98,8 +98,35 @@ def setting_columns(settings: Sequence[Any]) -> dict[str, list[str]]:
     """The settings that differ among runs, each as text for every run; {} if those of a run are not known."""
     if not settings or any(tree is None for tree in settings):
         return {}
+    return _named(dict(_differing(list(settings), "")))
+
+
+def columns_of_algorithms(runs: Sequence[Identity]) -> dict[str, list[str]]:
+    """The settings that differ among all runs, or among those of one algorithm, as `setting_columns`; its own first.
+
+    A run without a setting has "?" there.
+    """
+    known = [run for run in runs if run.settings is not None]
+    paths: dict[str, None] = {}
+    for alike in (
+        known,
+        *([run for run in known if run.algo == algo] for algo in dict.fromkeys(r.algo for r in known)),
+    ):
+        paths |= dict.fromkeys(path for path, _ in (_differing([run.settings for run in alike], "") if alike else ()))
+    order = sorted(paths, key=lambda path: not path.startswith("algo."))
+    return _named({path: [_at(run.settings, path) for run in runs] for path in order})
+
+
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("."):
+        tree = tree.get(key, _ABSENT) if isinstance(tree, dict) else _ABSENT
+    return tree
+
+
+def _named(found: dict[str, list[Any]]) -> dict[str, list[str]]:
+    """Columns of text by the shortest name of each setting."""
     columns: dict[str, list[str]] = {}
-    for path, values in _differing(list(settings), ""):
+    for path, values in found.items():
         texts = [_text(value) for value in values]
         short = path.partition(".")[2] or path  # without algo, sampler or run
         if columns.setdefault(short, texts) != texts:
@@ -107,10 +134,10 @@ def setting_columns(settings: Sequence[Any]) -> dict[str, list[str]]:
     return columns
 
 
-def telling(columns: dict[str, list[str]]) -> list[str]:
-    """At most three settings, those that tell most curves apart, in the order of the stored settings."""
+def telling(columns: dict[str, list[str]], most: int = _NAMED) -> list[str]:
+    """At most so many settings, those that tell most curves apart, in the order of the stored settings."""
     chosen: list[str] = []
-    for _ in range(min(_NAMED, len(columns))):
+    for _ in range(min(most, len(columns))):
         left = [key for key in columns if key not in chosen]
         chosen.append(max(left, key=lambda key: len(set(zip(*(columns[k] for k in [*chosen, key]))))))
     return [key for key in columns if key in chosen]

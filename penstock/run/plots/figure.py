@@ -31,6 +31,7 @@ from penstock.run.plots.looks import (
     legend,
     marks_every,
 )
+from penstock.run.plots.run_table import run_dirs as find_run_dirs
 
 _RETURN, _ELO = "rollout/ep_rew_mean", "self_play/elo"
 _SUFFIXES = (".png", ".pdf", ".svg")
@@ -59,10 +60,12 @@ def usual_metric(run_dirs: Sequence[Path]) -> str:
 
 
 @overload
-def plot_runs(run_dirs: Sequence[str | Path], out: None = None, metric: str | None = None) -> Any: ...
+def plot_runs(run_dirs: str | Path | Sequence[str | Path], out: None = None, metric: str | None = None) -> Any: ...
 @overload
-def plot_runs(run_dirs: Sequence[str | Path], out: str | Path, metric: str | None = None) -> Path: ...
-def plot_runs(run_dirs: Sequence[str | Path], out: str | Path | None = None, metric: str | None = None) -> Any:
+def plot_runs(run_dirs: str | Path | Sequence[str | Path], out: str | Path, metric: str | None = None) -> Path: ...
+def plot_runs(
+    run_dirs: str | Path | Sequence[str | Path], out: str | Path | None = None, metric: str | None = None
+) -> Any:
     """Draws `metric` over environment steps and over wall time, side by side; returns the picture's path.
 
     Without `out` it returns the matplotlib Figure, which a notebook shows.
@@ -75,18 +78,17 @@ def plot_runs(run_dirs: Sequence[str | Path], out: str | Path | None = None, met
     left out with a warning.
 
     Args:
+        run_dirs: runs, or folders that hold some, as `runs` finds them.
         out: ends in .png, .pdf or .svg; its directory is made if absent. None: nothing is written.
         metric: of metrics.jsonl; None: rollout/ep_rew_mean, of runs of self-play self_play/elo.
 
     Raises:
-        ConfigError: a directory is no run, none has a row with `metric`, or another suffix.
+        ConfigError: a directory holds no run, none has a row with `metric`, or another suffix.
     """
-    given = [run_dirs] if isinstance(run_dirs, (str, Path)) else run_dirs
-    run_dirs, out = [Path(d) for d in given], None if out is None else Path(out)
+    given, out = [run_dirs] if isinstance(run_dirs, (str, Path)) else run_dirs, None if out is None else Path(out)
     if out is not None and out.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
-    if strange := [str(run_dir) for run_dir in run_dirs if not (Path(run_dir) / JSONL).is_file()]:
-        raise ConfigError(f"nothing to plot in {', '.join(strange)}: no {JSONL} there; expected directories of runs")
+    run_dirs = [run for path in given for run in find_run_dirs(Path(path))]
     metric = usual_metric(run_dirs) if metric is None else metric
     groups: dict[tuple[str, str, str], dict[str | None, list[Curve]]] = {}
     without: list[str] = []

@@ -14,10 +14,11 @@ from typing import Any, overload
 
 from penstock.core.errors import ConfigError, legible, nearest, printable
 from penstock.run.log import JSONL, read_metrics
-from penstock.run.plots.curve_groups import Identity, identify, setting_columns, telling
+from penstock.run.plots.curve_groups import Identity, columns_of_algorithms, identify, telling
 
 _COLUMNS = ("run", "env", "algo", "seed", "steps", "return", "evaluation", "hours")
-_LONGEST = 48
+_LONGEST, _MOST = 48, 6
+"""Characters of a cell, and settings in a printed table."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,31 @@ class Runs(Sequence[RunRow]):
         Raises:
             ConfigError: no run has a column or setting of that name.
         """
-        for name in [name for name in equal if "." not in name and name not in _COLUMNS]:
-            if any(_has(row, path := f"algo.{name}") for row in self):
-                equal[path] = equal.pop(name)  # as the table names its columns
-        for name in equal:
-            if self._rows and name not in _COLUMNS and not any(_has(row, name) for row in self):
-                known = [*_COLUMNS, *self._settings()]
-                raise ConfigError(
-                    f"no run has {name!r}; {nearest(name, known)}; settings by path, as in algo.net.hidden"
-                )
-        kept = [row for row in self if all(_value(row, name) == value for name, value in equal.items())]
+        wanted = {self._path(name): value for name, value in equal.items()}
+        kept = [row for row in self if all(_value(row, name) == value for name, value in wanted.items())]
         return Runs([row for row in kept if where is None or where(row)])
+
+    def sort(self, by: str, reverse: bool = False) -> Runs:
+        """The runs in the order of a column or setting, as `filter` names them; those without a value are last.
+
+            runs.sort("evaluation", reverse=True)[0]  # the best one
+
+        Raises:
+            ConfigError: no run has a column or setting of that name.
+        """
+        path = self._path(by)
+        missing = [row for row in self if (value := _value(row, path)) is None or value != value]
+        known = [row for row in self if row not in missing]
+        return Runs([*sorted(known, key=lambda row: _rank(_value(row, path)), reverse=reverse), *missing])
+
+    def _path(self, name: str) -> str:
+        """The column, or dotted path of a setting, of a name as the table shows it. Raises ConfigError."""
+        if "." not in name and name not in _COLUMNS and any(_has(row, f"algo.{name}") for row in self):
+            return f"algo.{name}"
+        if self._rows and name not in _COLUMNS and not any(_has(row, name) for row in self):
+            known = [*_COLUMNS, *self._settings()]
+            raise ConfigError(f"no run has {name!r}; {nearest(name, known)}; settings by path, as in algo.net.hidden")
+        return name
 
     def frame(self) -> Any:
         """The table as a pandas DataFrame, with a column for each setting in which the runs differ, as text.
@@ -124,6 +139,8 @@ class Runs(Sequence[RunRow]):
         head, *rows = self._cells()
         widths = [max(map(len, column)) for column in zip(head, *rows)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (head, *rows)]
+        if more := [key for key in self._settings() if key not in head]:
+            lines.append(f"these differ too: {', '.join(more)}")
         return "\n".join(lines if rows else ["no runs"])
 
     def _repr_html_(self) -> str:
@@ -135,12 +152,13 @@ class Runs(Sequence[RunRow]):
         return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
     def _settings(self) -> dict[str, list[str]]:
-        return setting_columns([row.identity.settings for row in self])
+        columns = columns_of_algorithms([row.identity for row in self])
+        return {key: texts for key, texts in columns.items() if key not in _COLUMNS}
 
     def _cells(self) -> list[list[str]]:
         settings = self._settings()
-        chosen = [key for key in telling(settings) if key not in _COLUMNS]
-        rows = [[_shown(x) for x in row.values.values()] for row in self]
+        chosen = telling(settings, _MOST)
+        rows = [[*map(_shown, [*row.values.values()][:-1]), _hours(row.hours)] for row in self]
         return [[*_COLUMNS, *chosen], *([*row, *(settings[key][i] for key in chosen)] for i, row in enumerate(rows))]
 
 
@@ -189,6 +207,17 @@ def _row(path: Path) -> RunRow:
 
 def _last(rows: Sequence[dict[str, float]], key: str) -> float:
     return next((row[key] for row in reversed(rows) if math.isfinite(row.get(key, math.nan))), math.nan)
+
+
+def _rank(value: Any) -> tuple[bool, Any]:
+    """A key that sorts numbers before anything else, which is sorted as text."""
+    number = isinstance(value, (int, float))
+    return not number, value if number else str(value)
+
+
+def _hours(value: float) -> str:
+    """Two significant digits, whole from 10."""
+    return "-" if value != value else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _has(row: RunRow, name: str) -> bool:

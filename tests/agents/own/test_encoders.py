@@ -239,6 +239,32 @@ def test_wrong_encoders_are_refused_when_the_agent_is_built(case: str) -> None:
     assert str(error.value).startswith("net.encoder")
 
 
+class Convolution(Wrong):
+    def __init__(self, obs: Any) -> None:
+        super().__init__(obs)
+        self.layer = nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten(), nn.Linear(2 * 6 * 6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.turned(x))
+
+    @staticmethod
+    def turned(x: Tensor) -> Tensor:
+        return x
+
+
+class Turned(Convolution):
+    @staticmethod
+    def turned(x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2).float() / 255
+
+
+def test_an_encoder_of_images_that_fails_is_told_how_they_are_recorded() -> None:
+    image = LeafSpec("box", (9, 9, 3), "uint8", 0.0, 255.0)
+    with pytest.raises(ConfigError, match=r"for a Conv2d: x = x\.permute\(0, 3, 1, 2\)\.float\(\) / 255$"):
+        ps.PPO(net=ps.Net(encoder=Convolution)).build(spec_of(image), 0)
+    ps.PPO(net=ps.Net(encoder=Turned)).build(spec_of(image), 0)
+
+
 def test_unknown_keys_name_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"net.encoder\['camra'\].*camera"):
         ps.PPO(net=ps.Net(encoder={"camra": Pixels})).build(spec_of(DICT), 0)

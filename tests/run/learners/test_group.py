@@ -130,8 +130,11 @@ def test_a_rank_that_is_lost_in_a_save_of_the_loop_or_after_a_break(tmp_path: Pa
     with warnings.catch_warnings(record=True), run:
         for it in run:
             if it.env_steps > 700 and not saved:
+                run.set({"algo.entropy_coef": 0.01})
+                assert run.standing
                 ranks()[0].kill()
                 saved.append(int(run.save().name))
+                assert run.standing == {}  # the change came after the checkpoint
                 assert saved == [run.trainer.env_steps] and 400 < saved[0] < it.env_steps
             elif it.env_steps > 1_000:
                 ranks()[0].kill()

@@ -60,10 +60,61 @@ def test_filters_by_columns_settings_and_a_function(tmp_path: Path) -> None:
 def test_printed_it_is_a_table_with_the_settings_that_differ(tmp_path: Path) -> None:
     lines = repr(ps.runs(made(tmp_path)).filter(algo="ppo")).splitlines()
     assert lines[0].split() == ["run", "env", "algo", "seed", "steps", "return", "evaluation", "hours", "lr"]
-    assert lines[3].split()[1:] == ["CartPole-v1", "ppo", "2", "10,000", "30", "31", "0.0833", "0.0003"]
+    assert lines[3].split()[1:] == ["CartPole-v1", "ppo", "2", "10,000", "30", "31", "0.083", "0.0003"]
     assert len(lines) == 4
     html = ps.runs(tmp_path)._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert html.count("<tr>") == 5 and "&lt;b&gt;" in html and "<b>" not in html
+
+
+def wide(folder: Path, others: int = 3) -> Path:
+    """Four runs of two algorithms, and one whose settings are not known."""
+    many = {f"x{i}": 0.0 for i in range(others)}
+    for name, algo, settings in (
+        ("a", "ppo", {"lr": 1e-3, "clip": 0.2, **many}),
+        ("b", "ppo", {"lr": 3e-4, "clip": 0.2, **dict.fromkeys(many, 1.0)}),
+        ("c", "dqn", {"lr": 1e-3, "epsilon": "linear(1, 0)"}),
+        ("d", "dqn", {"lr": 1e-3, "epsilon": 0.1}),
+    ):
+        plain = {"algo": {"class": algo, **settings}, "sampler": {"B": 4.0 if name == "a" else 8.0}, "run": {"seed": 0}}
+        make_run(folder / name, ord(name), {"env": "E", "algo": algo, "seed": 0}, plain)
+    make_run(folder / "e", 1.0)
+    return folder
+
+
+def test_settings_that_differ_among_runs_of_one_algorithm_are_shown_beside_another_ones(tmp_path: Path) -> None:
+    runs = ps.runs(wide(tmp_path))
+    head, *lines = [[cell for cell in line.split("  ") if cell] for line in repr(runs).splitlines()]
+    assert len(head) == 8 + 6 and {"B", "lr", "epsilon"} <= {cell.strip() for cell in head[8:]}
+    assert "clip" not in repr(runs)
+    more = repr(ps.runs(wide(tmp_path / "more", 8))).splitlines()[-1]
+    assert more.startswith("these differ too: x") and more.count(",") == 4
+    cells = {line[0].strip()[-1]: dict(zip([c.strip() for c in head], [c.strip() for c in line])) for line in lines}
+    assert [cells[name]["lr"] for name in "abcd"] == ["0.001", "0.0003", "0.001", "0.001"]
+    assert [cells[name]["epsilon"] for name in "abcd"] == ["?", "?", "linear(1, 0)", "0.1"]
+    assert [cells[name]["B"] for name in "abcd"] == ["4", "8", "8", "8"]
+    assert [cell.strip() for cell in lines[4][-6:]] == ["?"] * 6
+
+
+def test_runs_are_sorted_by_columns_and_settings_those_without_last(tmp_path: Path) -> None:
+    runs = ps.runs(wide(tmp_path))
+
+    def names(by: str, reverse: bool = False) -> str:
+        return "".join(run.path.name for run in runs.sort(by, reverse))
+
+    assert names("return") == "eabcd" and names("return", reverse=True) == "dcbae"
+    assert names("lr") == "bacde" and names("sampler.B", reverse=True) == "bcdae"
+    assert names("epsilon") == "dcabe" and names("evaluation") == "abcde"
+    with pytest.raises(ConfigError, match="no run has 'retrn'; did you mean 'return'"):
+        runs.sort("retrn")
+
+
+def test_hours_have_two_digits(tmp_path: Path) -> None:
+    for minutes, text in ((0.2, "0.0033"), (95, "1.6"), (1000, "17"), (90_000, "1,500")):
+        folder = tmp_path / text
+        make_run(folder, time=False)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 20000, "time/time_elapsed": %f}\n' % (60 * minutes))
+        assert repr(ps.runs(folder)).split()[-1] == text
 
 
 def test_a_frame_has_every_run_and_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +151,7 @@ def test_figures_show_themselves_and_are_written_nowhere(tmp_path: Path, monkeyp
     for figure in (
         runs.plot(),
         plot_runs([tmp_path / "a0"]),
+        plot_runs(tmp_path),
         plot_runs([str(tmp_path / "a0")], metric="eval/mean_reward"),
     ):
         assert figure._repr_png_().startswith(b"\x89PNG")
