@@ -15,11 +15,12 @@ ROOT = parsed.ROOT / "penstock"
 BELOW = {
     "core": set[str](),
     "ops": {"core"},
-    "processes": {"core"},
+    "native": set(),
+    "processes": {"core", "native"},
     "actors": {"core", "processes"},
     "replay": {"core", "ops", "processes", "actors"},
-    "agents": {"core", "ops"},
-    "learn": {"core", "ops", "agents", "replay"},
+    "agents": {"core", "ops", "native"},
+    "learn": {"core", "ops", "native", "agents", "replay"},
     "algos": {"core", "ops", "agents", "learn", "replay"},
     "envs": {"core"},
     "tensor_envs": {"core", "envs"},
@@ -27,7 +28,7 @@ BELOW = {
     "workers": {"core", "processes", "envs"},
     "samplers": {"core", "ops", "agents", "processes", "actors", "envs", "tensor_envs", "datasets", "workers"},
     "run": {
-        *("core", "ops", "processes", "actors", "replay", "agents", "learn", "algos"),
+        *("core", "native", "ops", "processes", "actors", "replay", "agents", "learn", "algos"),
         *("envs", "tensor_envs", "datasets", "workers", "samplers"),
     },
 }

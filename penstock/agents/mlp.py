@@ -39,6 +39,7 @@ from penstock.agents.precision import in_full
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
 from penstock.core.machine import cpu_family
+from penstock.native import dense
 
 Activation = Literal["tanh", "relu"]
 """Activations of the fused paths, whose derivative is a function of their output."""
@@ -193,6 +194,10 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
         weights: weight and bias of each layer in turn. with_out: no activation after the last one.
     """
     activated = len(weights) // 2 - with_out
+    if dense.takes(x, weights):
+        if torch.is_grad_enabled():
+            return _NativeChain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
+        return dense.forward(x, weights, activation, activated)[-1]
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
     acts = torch.is_inference_mode_enabled()
@@ -233,6 +238,26 @@ class _Chain(torch.autograd.Function):
             gradients += [gradient.sum(0), product(inputs.t(), gradient).t() if few else product(gradient.t(), inputs)]
             gradient = product(gradient, weights[i]) if i or ctx.needs_input_grad[0] else None
         return gradient, None, None, *reversed(gradients)
+
+
+class _NativeChain(torch.autograd.Function):
+    """The same by the native kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activation: Any, activated: int, *parameters: Tensor) -> Tensor:
+        outputs = dense.forward(x, parameters, activation, activated)
+        ctx.activation, ctx.activated, ctx.layers = activation, activated, len(outputs)
+        ctx.save_for_backward(x, *outputs, *parameters[::2])
+        return outputs[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, *saved = ctx.saved_tensors
+        outputs, weights = saved[: ctx.layers], saved[ctx.layers :]
+        into = [t for w in weights for t in (torch.empty_like(w), w.new_empty(len(w)))]
+        how = ctx.activation, ctx.activated, outputs, upstream[0], into, ctx.needs_input_grad[0]
+        return dense.backward(x, weights, *how), None, None, *into
 
 
 def relu_backward(gradient: Tensor, output: Tensor, own: bool) -> Tensor:

@@ -46,6 +46,7 @@ from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.slot_partition import SlotPartition, watches
+from penstock.native.library import VARIABLE, kernel
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
@@ -389,6 +390,14 @@ class Policy:
             raise ConfigError("policy.join(comm) after training has begun; join before the first batch")
         if comm.size == 1:
             return
+        own = kernel().encode().ljust(16)
+        kernels = [bytes(x.tolist()) for x in comm.all_gather(torch.tensor(list(own), dtype=torch.uint8))]
+        if other := [i for i, x in enumerate(kernels) if x != own]:
+            raise ConfigError(
+                f"rank {comm.rank} computes dense layers by kernel {kernel()!r}, rank {other[0]} by "
+                f"{kernels[other[0]].decode().strip()!r}, and their last bits differ; set {VARIABLE} alike on every "
+                "machine, and install penstock there with a C compiler"
+            )
         digest = torch.frombuffer(bytearray(parameters_digest(self.agent)), dtype=torch.uint8)
         other = [i for i, x in enumerate(comm.all_gather(digest)) if not torch.equal(x, digest)]
         if other:

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError
+from penstock.native.library import VARIABLE, kernel
 
 CURE = "make files, locks, sockets and the like inside the environment's factory"
 
@@ -55,15 +56,21 @@ def unship(data: Any, *, elsewhere: bool = False) -> Any:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """The versions of Python, penstock and these packages, which both ends of a connection must share."""
+    """The versions of Python, penstock, its kernel and these packages, which both ends of a connection must share."""
     known = {name: str(importlib.import_module(name).__version__) for name in packages}
-    return {"python": ".".join(platform.python_version_tuple()[:2]), "penstock": VERSION, **known}
+    own = {"penstock": VERSION, "kernel": kernel()}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **own, **known}
 
 
 def require_same_versions(name: str, host: str, theirs: dict[str, str], packages: Sequence[str]) -> None:
     """Raises ConfigError if a process has other versions than this one."""
     own = versions(packages)
     odd = [f"{x} {theirs.get(x)} (here {own[x]})" for x in own if theirs.get(x) != own[x]]
+    if own["kernel"] != theirs.get("kernel"):
+        raise ConfigError(
+            f"{name} on {host} computes by kernel {theirs.get('kernel')!r}, this process by {own['kernel']!r}, and "
+            f"their last bits differ; set {VARIABLE} alike everywhere, and install penstock there with a C compiler"
+        )
     if odd:
         raise ConfigError(
             f"{name} on {host} has {', '.join(odd)}; install the same versions on every node, e.g. with the same "

@@ -21,6 +21,7 @@ from penstock.agents.recurrent import Memory
 from penstock.core import VERSION
 from penstock.core.batch import ROW_MULTIPLE, padded_rows
 from penstock.core.machine import free_memory, read_machine, total_memory
+from penstock.native.library import kernel, why
 from penstock.run.affinity import default_workers, plan, ranges
 
 Forward = Callable[[Tensor], Tensor]
@@ -251,6 +252,7 @@ def _machine() -> Table:
     table.add_row("layout", str(here))
     table.add_row("placement", f"for 64 slots, {plan(here, workers).why}")
     table.add_row("vector instructions", torch.backends.cpu.get_cpu_capability())
+    table.add_row("kernel of dense layers", f"{kernel()} ({why()})")
     table.add_row("memory", f"{min(free_memory(), total) / 2**30:.1f} GiB free of {total / 2**30:.1f}")
     table.add_row("accelerator", "\n".join(accelerators()) or f"none{built}")
     return table

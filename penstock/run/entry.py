@@ -35,7 +35,7 @@ from penstock.run.files.changes import (
 )
 from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
-from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, write_config
+from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, require_same_kernel, write_config
 from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
 from penstock.run.files.stored_experiment import (
     NONE_SUPPLIED,
@@ -106,6 +106,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
             f"{_by_set(run_dir, {key: changes[key] for key in refused}, again, trust)}"
         )
     config = read_config(run_dir, trust)
+    require_same_kernel(run_dir)
     stored = config.to_resume(again)
     exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))

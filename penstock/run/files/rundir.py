@@ -23,6 +23,7 @@ from penstock.core.config import to_plain
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import require_name, write_atomic
 from penstock.core.spec import specs_to_plain
+from penstock.native.library import TORCH, VARIABLE, kernel, why
 from penstock.run.experiment import Experiment
 from penstock.run.files.stored_experiment import CONFIG, META, config_bytes, read_json
 from penstock.run.files.trust import remember
@@ -93,9 +94,28 @@ def _fingerprint() -> dict[str, Any]:
             "gymnasium": gymnasium.__version__,
             "python": platform.python_version(),
         },
+        "kernel": kernel(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+def require_same_kernel(run_dir: Path) -> None:
+    """Raises ConfigError if a run began with another kernel for dense layers than computes here; see `penstock.native`.
+
+    Runs without a record began with torch's.
+    """
+    try:
+        began: Any = read_json(run_dir / META).get("kernel", TORCH)
+    except CheckpointError:
+        return  # it is no part of the state, and `changes_since` says so
+    if began != (here := kernel()):
+        set_ = f"set the environment variable {VARIABLE}={0 if began == TORCH else 1}"
+        cure = f"{set_} to go on as it began" + ("" if began == TORCH else f" (here: {why()})")
+        raise ConfigError(
+            f"{run_dir} began with kernel {str(began)[:20]!r}, and here computes {here!r}, so that the resumed run "
+            f"would not be the same; {cure}. To go on regardless, start anew from its networks: --init {run_dir}"
+        )
 
 
 def changes_since(run_dir: Path) -> list[str]:

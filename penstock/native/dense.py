@@ -1,0 +1,108 @@
+"""Chains of dense layers by the native kernel: forward, and backward from outputs that were kept.
+
+A layer has a weight [outputs, inputs] as torch's Linear (`turned`) or [inputs, outputs], and a bias. The first
+`activated` layers are followed by the activation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.native.library import library
+
+_ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
+_widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int]] = {}
+
+
+def takes(x: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """True if there is a library, and all are float32 matrices and biases on the CPU that lie row after row."""
+    if library() is None or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2:
+        return False
+    return all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() for p in parameters)
+
+
+def forward(
+    x: Tensor, parameters: Sequence[Tensor], activation: str, activated: int, turned: bool = True
+) -> list[Tensor]:
+    """The outputs [N, width] of every layer for rows [N, inputs].
+
+    Args:
+        parameters: weight and bias of each layer in turn.
+    """
+    x = x.contiguous()
+    weights, widths = parameters[::2], _widths_of(x, parameters[::2], turned)
+    rows = len(x)
+    outputs = [torch.empty(rows, width) for width in widths[1:]]
+    library().forward(
+        x.data_ptr(),
+        rows,
+        len(weights),
+        _as_ints(widths),
+        _addresses(weights),
+        _addresses(parameters[1::2]),
+        _ACTIVATIONS[activation],
+        activated,
+        turned,
+        _addresses(outputs),
+    )
+    return outputs
+
+
+def backward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    activation: str,
+    activated: int,
+    outputs: Sequence[Tensor],
+    gradient: Tensor,
+    into: Sequence[Tensor] | None,
+    for_x: bool,
+    turned: bool = True,
+) -> Tensor | None:
+    """The gradient [N, inputs] of the rows, if `for_x`, by that of the last output [N, width].
+
+    Args:
+        outputs: as `forward` returned them. into: tensors for the gradients of weight and bias of each layer in turn;
+            None for none.
+    """
+    x, gradient = x.contiguous(), gradient.contiguous()
+    widths, rows = _widths_of(x, weights, turned), len(x)
+    spare = torch.empty(2, rows * max(widths))
+    found = torch.empty_like(x) if for_x else None
+    library().backward(
+        x.data_ptr(),
+        rows,
+        len(weights),
+        _as_ints(widths),
+        _addresses(weights),
+        _ACTIVATIONS[activation],
+        activated,
+        turned,
+        _addresses(outputs),
+        gradient.data_ptr(),
+        None if into is None else _addresses(into[::2]),
+        None if into is None else _addresses(into[1::2]),
+        None if found is None else found.data_ptr(),
+        spare[0].data_ptr(),
+        spare[1].data_ptr(),
+    )
+    return found
+
+
+def _widths_of(x: Tensor, weights: Sequence[Tensor], turned: bool) -> tuple[int, ...]:
+    return (x.shape[1], *(w.shape[0 if turned else 1] for w in weights))
+
+
+def _as_ints(widths: tuple[int, ...]) -> ctypes.Array[ctypes.c_int]:
+    found = _widths.get(widths)
+    if found is None:
+        found = _widths[widths] = (ctypes.c_int * len(widths))(*widths)
+    return found
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*[x.data_ptr() for x in tensors])

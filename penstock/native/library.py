@@ -1,0 +1,60 @@
+"""The library that kernel.c was built into, if it is there and this processor runs it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "PENSTOCK_NATIVE"
+"""Environment variable: 1 turns the library on, also in all processes that are started; avx512, avx2, neon or scalar
+choose instructions besides, for tests. Without it, or with 0, torch and numpy compute everything."""
+VERSION = 1
+"""Of the order of sums: libraries of one version give equal bits."""
+TORCH = "torch"
+"""Name of what computes without the library."""
+
+
+def library() -> Any:
+    """The library, or None without one."""
+    return loaded()[0]
+
+
+def kernel() -> str:
+    """What computes dense layers here: `native 1`, or `torch`. Processes of one run must agree."""
+    return TORCH if library() is None else f"native {VERSION}"
+
+
+def why() -> str:
+    """The instructions that the library uses, or why there is none, for people."""
+    return loaded()[1]
+
+
+@functools.cache
+def loaded() -> tuple[Any, str]:
+    """The library or None, and its instructions or why there is none."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked in ("", "0"):
+        return None, f"{VARIABLE}=1 turns the native kernel on"
+    files = sorted(Path(__file__).parent.glob("_kernel*.so"))
+    if not files:
+        return None, "it was not built: the installation found no C compiler"
+    try:
+        found = ctypes.CDLL(str(files[0]))
+        found.choose.restype = ctypes.c_char_p
+        chosen = found.choose(("" if asked == "1" else asked).encode())
+    except (OSError, AttributeError) as error:
+        return None, f"{files[0].name} cannot be loaded: {error}"
+    if chosen is None:
+        return None, f"this processor lacks {'fused multiply-add' if asked == '1' else asked}"
+    address, count, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
+    found.forward.argtypes = [address, size, count, address, address, address, count, count, count, address]
+    found.backward.argtypes = [
+        *(address, size, count, address, address, count, count, count, address),
+        *(address, address, address, address, address, address),
+    ]
+    found.tanh_in_place.argtypes = [address, size]
+    found.forward.restype = found.backward.restype = found.tanh_in_place.restype = None
+    return found, chosen.decode()

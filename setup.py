@@ -1,0 +1,16 @@
+"""Builds the native kernel where there is a C compiler; without one, penstock computes by torch and numpy alone."""
+
+from setuptools import Extension, setup
+
+FLAGS = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "penstock.native._kernel",
+            ["penstock/native/kernel.c"],
+            extra_compile_args=FLAGS,
+            optional=True,
+        )
+    ]
+)
