@@ -164,7 +164,8 @@ def test_a_run_cannot_be_resumed_from_a_policy_alone(tmp_path: Path) -> None:
     assert find_checkpoint(folder, replay=True) == find_checkpoint(folder)
 
 
-@pytest.mark.parametrize("pause", [0.0, *slow(0.02)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, 0.02])
 def test_speed_does_not_decide_where_a_stop_rule_ends_the_run(pause: float, tmp_path: Path) -> None:
     for name, eval_pause in (("fast", 0.0), ("slow", pause or 0.003)):
         env = EnvConfig(troubled, kwargs={"pause": eval_pause})
@@ -193,7 +194,8 @@ def test_a_resumed_run_plays_the_evaluation_that_was_under_way(stop: int, same_r
     same_run(whole, cut)
 
 
-@pytest.mark.parametrize("workers", [0, *slow(2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_resumed_with_other_workers_is_the_same(workers: int, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     ps.train(experiment("serial", whole, 1))
