@@ -234,7 +234,7 @@ def require_modules(imports: Sequence[str], words: Sequence[str]) -> None:
     import_modules([module for module in imports if _is_missing(module)])
     for word in words:
         named = re.match(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*", word)  # a wrapper's arguments may follow
-        if named is not None and modules_named(named[0]) and _is_missing(named[1]):
+        if named is not None and _is_missing(named[1]):
             from penstock.core.config import import_object
 
             import_object(named[0])

@@ -29,6 +29,5 @@ def test_tasks_of_envpool_are_listed(cli: Cli) -> None:
 
 def test_a_task_of_envpool_without_the_package_names_the_extra(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    monkeypatch.setattr("penstock.cli.options._is_missing", lambda module: module == "envpool")
     said = cli("train", "ppo", "--env", "envpool:CartPole-v1")
     assert said.code == 2 and "pip install 'penstock[envpool]'" in said.err
