@@ -32,6 +32,8 @@ WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "sel
 BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
     ("penstock/testing/pools.py", "pool.recv"): "the same",
+    ("penstock/envs/envpool.py", "self.recv"): "the library EnvPool waits for a step without a limit, as ale-py does",
+    ("penstock/envs/envpool.py", "self._pool.recv"): "the same",
     ("penstock/learn/slot_partition.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
 }
