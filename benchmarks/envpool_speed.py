@@ -76,4 +76,4 @@ CASES = {"16": _case(16), "64": _case(64)}
 MAKERS = {f.__name__: f for f in (sampling, loop)}
 
 if __name__ == "__main__":
-    turns.main(__doc__, CASES, MAKERS, {"envpool": "envpool"})
+    turns.main(__doc__, CASES, MAKERS, {})
