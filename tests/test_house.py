@@ -32,6 +32,8 @@ WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "sel
 BOUNDED_ELSEWHERE = {
     ("penstock/samplers/collector.py", "pool.recv"): "EnvPool.recv: each pool has a deadline of its own",
     ("penstock/testing/pools.py", "pool.recv"): "the same",
+    ("penstock/envs/envpool.py", "self.recv"): "the library EnvPool waits for a step without a limit, as ale-py does",
+    ("penstock/envs/envpool.py", "self._pool.recv"): "the same",
     ("penstock/learn/slot_partition.py", "_present.get"): "ContextVar.get returns at once",
     ("penstock/run/playing/video.py", "process.poll"): "Popen.poll returns at once",
 }
@@ -211,7 +213,7 @@ def test_the_core_installs_eleven_packages() -> None:
 
 def test_imports_nothing_that_is_not_installed_with_it() -> None:
     """Of the extras only where a helper says which to install; see the allow-list."""
-    extras = {"ale_py", "cv2", "imageio_ffmpeg", "pygame", "ray", "mujoco", "optuna", "pettingzoo"}
+    extras = {"ale_py", "cv2", "imageio_ffmpeg", "pygame", "ray", "mujoco", "optuna", "pettingzoo", "envpool"}
     extras |= {"pandas"}  # no extra: Runs.frame() hands a table to who has it
     foreign: dict[str, set[str]] = {}
     for path in PACKAGE:

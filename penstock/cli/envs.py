@@ -13,10 +13,11 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     import_modules(args.imports)
     from penstock.core.errors import nearest
+    from penstock.envs.envpool import envpool_ids
     from penstock.envs.ids import known_ids
     from penstock.envs.pettingzoo import installed_ids
 
-    known = [*known_ids(), *installed_ids()]
+    known = [*known_ids(), *installed_ids(), *envpool_ids()]
     ids = [name for name in known if args.filter.lower() in name.lower()]
     for name in ids:
         print(name)

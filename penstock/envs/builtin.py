@@ -13,6 +13,7 @@ import gymnasium as gym
 from penstock.core.config import import_path
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.names.calls import Call, read_call
+from penstock.envs.envpool import is_envpool_id
 from penstock.envs.pettingzoo import is_known_family, is_pettingzoo_id
 
 _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
@@ -40,6 +41,8 @@ def is_builtin_env(env: str) -> bool:
     module, colon, name = env.partition(":")
     if is_pettingzoo_id(env):
         return is_known_family(env)
+    if is_envpool_id(env):
+        return True
     if not colon:
         # Gymnasium takes an id without its version for the newest.
         found = [spec for key, spec in gym.registry.items() if env in (key, key.rpartition("-v")[0])]

@@ -238,6 +238,11 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
     count = getattr(env, "num_envs", None)
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"{type(env).__name__}.num_envs is {count!r}; expected the number of environments, 1 or more")
+    if any(base.__module__.partition(".")[0] == "envpool" for base in type(env.unwrapped).__mro__):
+        raise ConfigError(
+            f"{type(env).__name__} is EnvPool's own, which ignores the seed of a reset; expected env='envpool:TASK' "
+            "(--env envpool:TASK), with its settings as env_kwargs"
+        )
     mode = next((m for e in (env, env.unwrapped) if (m := getattr(e, "autoreset_mode", None)) is not None), None)
     if mode is None:
         mode = (env.metadata or {}).get("autoreset_mode")

@@ -29,6 +29,7 @@ from penstock.core.spec import EnvSpec
 from penstock.envs.agents_wrappers import shown_agents
 from penstock.envs.builtin import is_attribute, public_path, wrapper_path
 from penstock.envs.contract import Checks
+from penstock.envs.envpool import EnvPoolVectorEnv, is_envpool_id
 from penstock.envs.ids import (
     OLD_GYM,
     VECTORIZED,
@@ -59,6 +60,7 @@ _EXTRAS = {
     "opencv": "atari",
     "pettingzoo": "pettingzoo",
     "mpe2": "pettingzoo",
+    "envpool": "envpool",
 }
 _DERIVE = (
     "derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or "
@@ -75,7 +77,8 @@ class EnvConfig:
     env: str | Callable[..., Any]
     """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`.
 
-    For many agents: `pettingzoo:FAMILY/NAME`, or a callable that makes one with PettingZoo's Parallel or AEC API.
+    `envpool:TASK` is one batched environment of all slots. For many agents: `pettingzoo:FAMILY/NAME`, or a callable
+    that makes one with PettingZoo's Parallel or AEC API.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `gymnasium.make` or of the callable."""
@@ -260,6 +263,8 @@ class EnvConfig:
             return self.env
         if is_pettingzoo_id(self.env):
             return functools.partial(_made_by_id, self.env)
+        if is_envpool_id(self.env):
+            return functools.partial(EnvPoolVectorEnv, self.env)
         module, colon, name = self.env.partition(":")
         if colon:
             _import_module(module, "env")

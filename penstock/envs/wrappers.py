@@ -18,6 +18,7 @@ from penstock.envs.agents_wrappers import WeightedAgents, WeightedTurns, weighte
 from penstock.envs.conform.agents import ConformParallel, ConformTurns
 from penstock.envs.conform.observations import conform_space, conformer
 from penstock.envs.conform.values import conform_flag, conform_info, conform_reward
+from penstock.envs.envpool import EnvPoolVectorEnv
 from penstock.envs.pettingzoo import is_agents_env, takes_turns
 from penstock.envs.spaces import is_text, space_to_spec
 
@@ -278,13 +279,14 @@ def give_options(env: Any, options: Mapping[str, Any]) -> None:
     Options that a caller of `reset` gives himself come on top.
 
     Raises:
-        ConfigError: Gymnasium's AsyncVectorEnv, whose processes reset their environments themselves, without options.
+        ConfigError: Gymnasium's AsyncVectorEnv and EnvPool, which reset their environments themselves, without options.
     """
     inner = env.unwrapped if isinstance(env, gym.vector.VectorEnv) else env
-    if isinstance(inner, gym.vector.AsyncVectorEnv):
+    if isinstance(inner, (gym.vector.AsyncVectorEnv, EnvPoolVectorEnv)):
+        other = "use vectorized=sync, or " if isinstance(inner, gym.vector.AsyncVectorEnv) else ""
         raise ConfigError(
-            f"options={dict(options)} with AsyncVectorEnv, whose processes reset their environments without options; "
-            "use vectorized=sync, or give them to the environment's constructor (env_kwargs)"
+            f"options={dict(options)} with {type(inner).__name__}, which resets its environments without options; "
+            f"{other}give them to the environment's constructor (env_kwargs)"
         )
     for part in getattr(inner, "envs", ()) if isinstance(inner, gym.vector.SyncVectorEnv) else ():
         part.reset = _with_options(part.reset, options)

@@ -34,7 +34,7 @@ _OPTIONAL = {
     "box2d": "box2d",
     "imageio-ffmpeg": "video",
     "ray": "ray",
-    "envpool": "",
+    "envpool": "envpool",
 }
 """Packages, with the extra of penstock that installs each, if there is one."""
 

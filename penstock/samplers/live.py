@@ -14,8 +14,8 @@ from penstock.core.noise import Noise, Purpose
 from penstock.core.protocols import require_members
 from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_paths
-from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.bounds import OutOfBounds
 from penstock.envs.pools.calls import Answer, CallRecord, EnvCall, from_plain, remembered
 from penstock.envs.pools.pool import BatchColumns, EnvPool, EvaluationSource, OpenEpisode, PoolState, Source
 from penstock.samplers.acting_agents import ActingAgents, Buffers, last_row

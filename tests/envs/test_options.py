@@ -121,7 +121,9 @@ def test_options_reach_many_agents_and_batches() -> None:
 
 @pytest.mark.slow
 def test_a_batch_of_processes_cannot_be_given_options() -> None:
-    with pytest.raises(ConfigError, match="whose processes reset their environments without options"):
+    with pytest.raises(
+        ConfigError, match="AsyncVectorEnv, which resets its environments without options; use vectorized=sync"
+    ):
         EnvConfig(several_apart, options={"level": 3}).make()
 
 

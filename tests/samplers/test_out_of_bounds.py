@@ -10,8 +10,8 @@ import penstock as ps
 from penstock.core.batch import allocate_batch
 from penstock.core.errors import EnvContractError
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.envs.bounds import OutOfBounds
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.bounds import OutOfBounds
 from penstock.envs.spaces import space_to_spec
 from penstock.envs.toy import Overshoot
 from penstock.testing.samplers import EchoAgent

@@ -19,6 +19,7 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, 
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_structure
 from penstock.envs.check import check_vector_env, tensor_device
 from penstock.envs.contract import describe_violation, refused_values, value_limits
+from penstock.envs.envpool import is_envpool_id
 from penstock.envs.ids import VECTORIZED
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
@@ -61,7 +62,7 @@ class NativeEnv:
         self.slots, self.num_envs = slots, slots.stop - slots.start
         self._config, self._B, self._overlapped, self._timeout_s = config, B, overlapped, step_timeout_s
         self._env: gym.vector.VectorEnv[Any, Any, Any] | None = None
-        self._make(seed)
+        self._make()
         self._ended = np.zeros(self.num_envs, bool)
         self._tick, self._underway, self._failed = 0, False, False
         self._structure = tree_structure(self.spec.obs)
@@ -73,14 +74,10 @@ class NativeEnv:
     def open(self, out: SampleBatch, seed: int) -> None:
         """Row 0 is a reset of every slot, with nothing before it."""
         self._drain()
-        if self._built_with is not None and (seed != self._built_with or self._used):
-            self.close()
-            self._make(seed)
         env, slots = self._env, self.slots
         assert env is not None
-        self._used = True
         try:
-            obs, _ = self._reset(env, None if self._built_with is not None else seed)
+            obs, _ = self._reset(env, seed)
         except (Exception, SystemExit) as error:
             self._fail("reset", error)
         self._tick = 0
@@ -156,13 +153,8 @@ class NativeEnv:
             process.join(self._timeout_s)
         env.closed = True
 
-    def _make(self, seed: int) -> None:
-        """Makes the environment; the library envpool takes its seed now, all others at `reset`."""
+    def _make(self) -> None:
         config = resized(self._config, self.num_envs, self._B)
-        self._built_with = seed if _is_envpool(_factory(config)) else None
-        self._used = False
-        if self._built_with is not None:
-            config = replace(config, kwargs={**config.kwargs, "seed": seed})
         env = config.make(factory_slot(self._number, self._evaluation))
         if not isinstance(env, gym.vector.VectorEnv):
             close_env(env, config.name)
@@ -185,9 +177,9 @@ class NativeEnv:
             raise
         self._env = env
 
-    def _reset(self, env: gym.vector.VectorEnv[Any, Any, Any], seed: int | None) -> Any:
+    def _reset(self, env: gym.vector.VectorEnv[Any, Any, Any], seed: int) -> Any:
         if type(env) is not gym.vector.AsyncVectorEnv:
-            return env.reset() if seed is None else env.reset(seed=seed)
+            return env.reset(seed=seed)
         env.reset_async(seed=seed)
         return env.reset_wait(timeout=self._timeout_s)
 
@@ -245,8 +237,8 @@ def require_next_step(sampler: Any) -> None:
 def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig:
     """Settings with a factory that is called for `num_envs` environments, if it takes the argument.
 
-    It can if it names such a parameter, if the settings give it already, and if it is EnvPool's. A number that was
-    given and is not `B`, that of all groups together, stays.
+    It can if it names such a parameter, or if the settings give it already. A number that was given and is not `B`,
+    that of all groups together, stays.
     """
     factory = _factory(config)
     named: inspect.Parameter | None = None
@@ -256,7 +248,7 @@ def resized(config: EnvConfig, num_envs: int, B: int | None = None) -> EnvConfig
     given = config.kwargs.get("num_envs")
     if given is None and isinstance(factory, functools.partial):
         given = factory.keywords.get("num_envs")
-    asked = named is not None or given is not None or _is_envpool(factory) or _vectorized(config)
+    asked = named is not None or given is not None or _vectorized(config)
     if not asked or (given is not None and given != B):
         return config
     return replace(config, kwargs={**config.kwargs, "num_envs": num_envs})
@@ -290,13 +282,16 @@ def made_batched(config: EnvConfig, slot: int = 0) -> gym.vector.VectorEnv[Any, 
 def _by_id(config: EnvConfig) -> bool:
     """True if the kind of environment is known without calling a callable."""
     return config.seating is not None or (
-        isinstance(config.env, str) and (":" not in config.env or is_pettingzoo_id(config.env))
+        isinstance(config.env, str)
+        and (":" not in config.env or is_pettingzoo_id(config.env) or is_envpool_id(config.env))
     )
 
 
 def _vectorized(config: EnvConfig) -> bool:
-    """True for an id whose keyword arguments ask for a batched environment."""
-    return isinstance(config.env, str) and bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None
+    """True for an id that is of a batched environment, or whose keyword arguments ask for one."""
+    if not isinstance(config.env, str):
+        return False
+    return is_envpool_id(config.env) or (bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None)
 
 
 def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> SplitStep:
@@ -347,12 +342,6 @@ def _factory(config: EnvConfig) -> Callable[..., Any] | None:
     if callable(config.env):
         return config.env
     with contextlib.suppress(ConfigError, ImportError):
-        found = import_object(config.env) if ":" in config.env else None
+        found = import_object(config.env) if not _by_id(config) else None
         return found if callable(found) else None
     return None
-
-
-def _is_envpool(factory: Any) -> bool:
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    return str(getattr(factory, "__module__", "")).split(".")[0] == "envpool"

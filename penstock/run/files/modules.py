@@ -21,7 +21,7 @@ def modules_named(plain: Any) -> set[str]:
         plain: a text, or texts in nested lists and mappings.
     """
     if isinstance(plain, str):
-        return set(_NAMED.findall(plain)) - {"pettingzoo"}
+        return set(_NAMED.findall(plain)) - {"pettingzoo", "envpool"}
     if isinstance(plain, Mapping):
         imports = {str(key): item for key, item in plain.items() if str(key).rpartition(".")[2] == "imports"}
         words = [word for item in imports.values() if isinstance(item, (list, tuple)) for word in item]

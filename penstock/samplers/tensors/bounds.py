@@ -10,9 +10,9 @@ from torch import Tensor
 from penstock.core.batch import SampleBatch, as_arrays
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import tree_leaves, tree_map
-from penstock.envs.bounds import OutOfBounds
 from penstock.envs.contract import value_limits
 from penstock.envs.make import EnvConfig
+from penstock.envs.pools.bounds import OutOfBounds
 
 
 class TensorBounds:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv
 
 from penstock.core.batch import SampleBatch, allocate_batch
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import EnvWorkerError
 from penstock.core.spec import BatchSpec
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native_groups import NativeGroups
@@ -82,29 +82,6 @@ def filled(pool: NativeGroups, T: int) -> SampleBatch:
         for _ in pool.groups:
             pool.recv()
     return out
-
-
-@pytest.mark.filterwarnings("ignore:.*precision lowered")
-def test_envpool_steps_in_groups_and_takes_its_seed_when_it_is_made():
-    pytest.importorskip("envpool")
-    config = EnvConfig("envpool:make", {"task_id": "CartPole-v1", "env_type": "gymnasium"}, checks="finite")
-    pool = NativeGroups(config, 3, 6, 2)
-    batch = filled(pool, 60)
-    ended = batch.terminated | batch.truncated
-    opening = batch.obs[0].copy()
-    assert len({x.tobytes() for x in opening}) == 6
-    assert ended.any(0).all()
-    assert np.array_equal(~batch.valid[1:], ended[:-1])
-    assert np.array_equal(batch.first[1:], ~batch.valid)
-    assert (np.abs(batch.obs[batch.first]) <= 0.05).all()
-    assert (batch.reward == batch.valid).all()
-    pool.restart(3)
-    assert np.array_equal(filled(pool, 1).obs[0], opening)
-    pool.restart(4)
-    assert not np.array_equal(filled(pool, 1).obs[0], opening)
-    pool.close()
-    with pytest.raises(ConfigError, match="batch_size=1 of num_envs=3"):
-        NativeGroups(EnvConfig("envpool:make", {**config.kwargs, "batch_size": 1}), 3, 6, 2)
 
 
 class Succeeds(gym.Env):
