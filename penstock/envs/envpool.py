@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Generator
@@ -35,7 +36,7 @@ def envpool_ids() -> list[str]:
     """The ids of all tasks of EnvPool, sorted; none if it is not installed."""
     if importlib.util.find_spec("envpool") is None:
         return []
-    import envpool
+    envpool: Any = importlib.import_module("envpool")
 
     return sorted(PREFIX + task for task in envpool.list_all_envs())
 
@@ -57,7 +58,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, id_: str, num_envs: int = 1, **settings: Any) -> None:
-        import envpool
+        envpool: Any = importlib.import_module("envpool")
 
         task = id_.removeprefix(PREFIX)
         if task not in (known := envpool.list_all_envs()):
