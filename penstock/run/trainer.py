@@ -382,7 +382,7 @@ class Trainer:
         self._clock = time.monotonic()
         if state.get("evaluation") is not None and self._rank is None:
             with as_checkpoint_error(checkpoint.path, OTHERS):
-                asked = EvaluationRequest(**state["evaluation"])
+                asked = EvaluationRequest.stored(state["evaluation"], self.policy, self.itr, self.env_steps)
             self.evaluations.begin_again(asked)
         return checkpoint
 
