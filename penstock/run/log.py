@@ -132,7 +132,7 @@ def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episo
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of a run in the order of writing, each with its `step`; what is no number is NaN, a torn line left out."""
+    """The rows of a run in the order of writing, each with its `step`; no number is NaN, a torn line is left out."""
     rows = read_rows(Path(run_dir) / JSONL)
     return [{key: _number(value) for key, value in row.items()} for row in rows]
 

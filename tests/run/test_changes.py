@@ -212,7 +212,8 @@ def test_a_pattern_with_dots_is_one_key_of_the_path(tmp_path: Path) -> None:
             policy: Any = it.policy
             rates = [float(group["lr"]) for x in policy.optimizers.values() for group in x.param_groups]
             assert sorted(rates) == pytest.approx([0.6e-4, 1.5e-4, 3e-4])
-        assert it.run.trainer.exp.algo.lr_scales == {**scales, "head.linear.*": 0.2}
+        algo: Any = run.trainer.exp.algo
+        assert algo.lr_scales == {**scales, "head.linear.*": 0.2}
     assert [row["settings/algo.lr_scales.head.linear.*"] for row in rows(tmp_path / "a")[1:2]] == [0.2]
 
 
@@ -238,8 +239,8 @@ def test_settings_change_after_the_file_of_the_encoder_has_gone(many: bool, tmp_
             if it.itr == 1:
                 run.set({"algo.algos.a.lr" if many else "algo.lr": 1e-5})
     assert rows(tmp_path / "a")[-1]["train/learning_rate"] == 1e-5
-    before = run.trainer.exp.algo.algos["a"] if many else run.trainer.exp.algo
-    assert before.net.encoder_weights == str(file)
+    after: Any = run.trainer.exp.algo
+    assert (after.algos["a"] if many else after).net.encoder_weights == str(file)
 
 
 def test_the_last_iteration_can_make_the_run_longer_or_change_what_an_extension_trains_with(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def test_a_run_whose_stored_evaluation_is_of_another_policy_is_not_resumed(tmp_p
     found = load_checkpoint(find_checkpoint(tmp_path / "run"))
     found.state["trainer"]["evaluation"]["weights"] = safetensors.torch.save({"head": torch.zeros(2)})
     save_checkpoint(tmp_path / "run", found.step + 1, found.state, found.policy)
-    with pytest.raises(CheckpointError, match="is damaged.*networks of another policy"):
+    with pytest.raises(CheckpointError, match=r"is damaged.*networks of another policy"):
         ps.resume(tmp_path / "run")
 
 
