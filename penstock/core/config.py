@@ -237,8 +237,17 @@ def _of_one(settings: Any, key: str, path: str) -> str:
     return ""
 
 
+def keys_at(settings: Any, keys: list[str]) -> list[str]:
+    """The keys of a path, where the first is joined with those behind it that belong to one key of a mapping."""
+    for n in range(len(keys), 1, -1) if isinstance(settings, Mapping) else ():
+        if (whole := ".".join(keys[:n])) in settings:
+            return [whole, *keys[n:]]
+    return keys
+
+
 def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
     """The settings with changes (keys, path, value), all at once: checks of several fields see them together."""
+    changes = [(keys_at(settings, keys), path, value) for keys, path, value in changes]
     changed: dict[str, Any] = {}
     for key in dict.fromkeys(keys[0] for keys, _, _ in changes):
         mine = [(keys[1:], path, value) for keys, path, value in changes if keys[0] == key]

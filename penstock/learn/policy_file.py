@@ -17,12 +17,14 @@ from torch import Tensor
 from penstock.core.config import to_plain, unstorable
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import open_stored, write_atomic
+from penstock.core.machine import free_memory
 from penstock.core.spec import Specs, specs_to_plain
 
 FORMAT = 1
 _KEY = "penstock"
 _LARGEST_HEADER = 100_000_000
 """Bytes; the safetensors library has the same limit."""
+_DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,20 @@ def read_policy_file(path: Path) -> PolicyFile:
     """
     try:
         with open_stored(path, path.parent) as file:
-            data = file.read(os.fstat(file.fileno()).st_size)
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(8)
+            start += file.read(min(int.from_bytes(start, "little"), _LARGEST_HEADER))
+            header, end = _header(path, start)
+            if size != end:
+                odd = f"is cut short: it has {size:,} of" if size < end else f"has {size:,} bytes; expected"
+                raise CheckpointError(f"{path} {odd} {end:,} bytes; copy it again")
+            if size > (free := free_memory()):
+                raise CheckpointError(f"{path} has {size / 1e9:,.1f} GB; free is {free / 1e9:,.1f} GB of memory")
+            data = start + file.read(size - len(start))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    header, end = _header(path, data)
-    if len(data) < end:
-        raise CheckpointError(f"{path} is cut short: it has {len(data):,} of {end:,} bytes; copy it again")
-    text = header.get("__metadata__", {}).get(_KEY)
+    about = header.get("__metadata__", {})
+    text = about.get(_KEY) if isinstance(about, dict) else None
     if text is None:
         raise CheckpointError(
             f"{path} has weights and no header of penstock; expected a file that policy.save(path) wrote. Weights "
@@ -96,7 +105,7 @@ def read_policy_file(path: Path) -> PolicyFile:
                 f"{path} is a policy file of format {content['format']!r}; this penstock reads format {FORMAT}: use "
                 "the version that wrote it"
             )
-        if content["sha256"] != _digest_of_tensors(data[:end]):
+        if content["sha256"] != _digest_of_tensors(data):
             raise ValueError("its weights are not those that were saved")
         parameters = safetensors.torch.load(data)
         return PolicyFile(
@@ -106,7 +115,7 @@ def read_policy_file(path: Path) -> PolicyFile:
             parameters,
             hashlib.sha256(text.encode()).hexdigest(),
         )
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
+    except (*_DAMAGE, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); copy it again") from error
 
 
@@ -123,7 +132,7 @@ def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
         header = json.loads(data[8 : 8 + size])
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
         return header, 8 + size + max(ends, default=0)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"{path} is damaged in its header ({type(error).__name__}); copy it again") from error
 
 

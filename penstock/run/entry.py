@@ -124,7 +124,8 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
         with as_checkpoint_error(checkpoint.path, OTHERS):
             _refuse_finished(run_dir, checkpoint, override(with_changes(exp, made), now), with_changes(stored, made))
         if not config.trusted:
-            check_batch(exp, config)
+            with as_checkpoint_error(checkpoint.path, OTHERS):
+                check_batch(exp, config, checkpoint.state["trainer"].get("evaluation"))
             check_processes(exp, config)
             _policy(config, checkpoint.policy, again)  # networks of forged sizes are refused before any is trained
         with prefix_errors(config.path):

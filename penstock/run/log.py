@@ -26,6 +26,10 @@ TAKEN_AT = "eval/taken_at"
 """Metric of an evaluation beside training: the environment steps at which it was taken into account."""
 
 
+_MOST_LINE, _MOST_BITS = 1 << 27, 1 << 9
+"""More bytes than a row has, and most bits of a number in one: `float` takes no more than twice as many."""
+
+
 class MetricsLog:
     """Appends rows of metrics to a run directory; the kernel has each when `write` returns, so kill -9 loses none.
 
@@ -128,9 +132,14 @@ def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episo
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of a run in the order of writing, each with its `step`; null is NaN, a torn line is left out."""
+    """The rows of a run in the order of writing, each with its `step`; no number is NaN, a torn line is left out."""
     rows = read_rows(Path(run_dir) / JSONL)
-    return [{key: math.nan if value is None else value for key, value in row.items()} for row in rows]
+    return [{key: _number(value) for key, value in row.items()} for row in rows]
+
+
+def _number(value: Any) -> float:
+    fits = isinstance(value, (int, float)) and not (isinstance(value, int) and value.bit_length() > _MOST_BITS)
+    return value if fits else math.nan
 
 
 def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
@@ -153,11 +162,15 @@ def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file; a torn line is left out."""
+    """The rows of a .jsonl file, up to a line that is longer than any row; a torn line is left out."""
     if not path.exists():
         return []
+    rows: list[dict[str, Any]] = []
     with open_stored(path, path.parent) as file:
-        return [row for line in file if (row := _parse(line)) is not None]
+        while 0 < len(line := file.readline(_MOST_LINE)) < _MOST_LINE:
+            if (row := _parse(line)) is not None:
+                rows.append(row)
+    return rows
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -168,7 +181,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    step = row.get("step") if isinstance(row, dict) else None
+    return row if type(step) is int and step.bit_length() <= _MOST_BITS else None
 
 
 def _csv_bytes(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:

@@ -33,7 +33,16 @@ from penstock.run.checkpoints.checkpoint import (
 from penstock.run.checkpoints.form import require_form
 from penstock.run.checkpoints.start import Start
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import at, changed, journaled, known_steps, plain_changes, with_changes, write_change
+from penstock.run.files.changes import (
+    at,
+    changed,
+    journaled,
+    known_steps,
+    plain_changes,
+    with_changes,
+    without_weights,
+    write_change,
+)
 from penstock.run.files.rundir import write_config
 from penstock.run.files.stored_experiment import CONFIG, OTHERS, as_checkpoint_error
 from penstock.run.learners.group import MOST_RESTARTS, LearnerGroup
@@ -206,7 +215,7 @@ class Trainer:
         """A function that switches this run to the settings in `exp`. Raises ConfigError."""
         algo = for_agents(exp.algo, self.plan.report.agents)
         plan = replace(self.plan, exp=exp, algo=algo)
-        twin = algo.build(plan.specs, seed=plan.seed)
+        twin = without_weights(algo).build(plan.specs, seed=plan.seed)
         of_policy = self.policy.taking_settings_of(twin)
 
         def take() -> None:
@@ -382,7 +391,7 @@ class Trainer:
         self._clock = time.monotonic()
         if state.get("evaluation") is not None and self._rank is None:
             with as_checkpoint_error(checkpoint.path, OTHERS):
-                asked = EvaluationRequest(**state["evaluation"])
+                asked = EvaluationRequest.stored(state["evaluation"], self.policy, self.itr, self.env_steps)
             self.evaluations.begin_again(asked)
         return checkpoint
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
@@ -287,6 +288,46 @@ def test_what_cannot_change_is_refused_by_name_and_nothing_has_changed(tmp_path:
     assert not (tmp_path / "a" / CHANGES).exists()
     with pytest.raises(ConfigError, match="with of this run is over"):
         run.set({"algo.lr": 1e-4})
+
+
+def test_a_pattern_with_dots_is_one_key_of_the_path(tmp_path: Path) -> None:
+    scales = {"head.linear.*": 0.1, "critic.*": 0.5}
+    exp = ps.override(experiment("ppo", tmp_path / "a", steps=250), {"algo.lr_scales": scales})
+    play(ps.Run(exp), {2: {"algo.lr_scales.head.linear.*": 0.2}}, 3)
+    with ps.Run.resume(tmp_path / "a") as run:
+        for it in run:
+            policy: Any = it.policy
+            rates = [float(group["lr"]) for x in policy.optimizers.values() for group in x.param_groups]
+            assert sorted(rates) == pytest.approx([0.6e-4, 1.5e-4, 3e-4])
+        algo: Any = run.trainer.exp.algo
+        assert algo.lr_scales == {**scales, "head.linear.*": 0.2}
+    assert [row["settings/algo.lr_scales.head.linear.*"] for row in rows(tmp_path / "a")[1:2]] == [0.2]
+
+
+class Wide(torch.nn.Module):
+    def __init__(self, obs: Any) -> None:
+        super().__init__()
+        self.features = 6
+        self.layer = torch.nn.Linear(obs.shape[0], 6)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.layer(obs)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_settings_change_after_the_file_of_the_encoder_has_gone(many: bool, tmp_path: Path) -> None:
+    file = tmp_path / "encoder.pt"
+    torch.save({"layer.weight": torch.ones(6, 4), "layer.bias": torch.ones(6)}, file)
+    algo = ps.PPO(epochs=1, minibatch=32, net=ps.Net(hidden=(8,), encoder=Wide, encoder_weights=str(file)))
+    exp = experiment("ppo", tmp_path / "a", steps=130)
+    with ps.Run(ps.override(exp, {"algo": ps.Policies({"a": algo}) if many else algo})) as run:
+        file.unlink()
+        for it in run:
+            if it.itr == 1:
+                run.set({"algo.algos.a.lr" if many else "algo.lr": 1e-5})
+    assert rows(tmp_path / "a")[-1]["train/learning_rate"] == 1e-5
+    after: Any = run.trainer.exp.algo
+    assert (after.algos["a"] if many else after).net.encoder_weights == str(file)
 
 
 def test_the_last_iteration_can_make_the_run_longer_or_change_what_an_extension_trains_with(tmp_path: Path) -> None:

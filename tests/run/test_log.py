@@ -169,6 +169,23 @@ def test_a_torn_last_line_is_left_out_and_not_built_on(tmp_path: Path, torn: str
     assert torn.strip() not in (tmp_path / "metrics.jsonl").read_text()
 
 
+def test_what_is_no_number_in_a_row_is_nan_and_what_is_no_row_left_out(tmp_path: Path) -> None:
+    big = "9" * 4_000
+    odd = [f'{{"step": 2, "a": "x", "b": [1], "c": {big}, "d": 2}}', '{"step": true}', f'{{"step": {big}}}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(['{"step": 1, "a": 1.5}', *odd, '{"step": 3}', ""]))
+    first, second, third = read_metrics(tmp_path)
+    assert (first, third) == ({"step": 1, "a": 1.5}, {"step": 3})
+    assert second["d"] == second["step"] == 2
+    assert all(math.isnan(second[name]) for name in "abc")
+
+
+def test_a_line_longer_than_any_row_ends_the_reading(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n')
+    os.truncate(file, 1 << 42)
+    assert read_metrics(tmp_path) == [{"step": 1}]
+
+
 def test_read_metrics_of_nothing(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,7 +113,26 @@ def with_content(**changes: Any) -> Callable[[bytes], bytes]:
     return change
 
 
+def with_header(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+    def forge(data: bytes) -> bytes:
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+    return forge
+
+
+def ends_at(end: float) -> Callable[[bytes], bytes]:
+    return with_header(lambda header: header[max(header)].update(data_offsets=[0, end]))
+
+
 BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a header without text": (with_header(lambda header: header.update(__metadata__=5)), "no header of penstock"),
+    "an end that is no number of bytes": (ends_at(float("inf")), r"damaged in its header \(OverflowError\)"),
+    "more than it says": (lambda data: data + bytes(9), r"has [\d,]+ bytes; expected [\d,]+ bytes; copy it again"),
+    "seed": (with_content(seed=float("inf")), r"damaged \(OverflowError"),
     "empty": (cut(0), "is no safetensors file"),
     "a pickle": (lambda data: b"\x80\x04" + data, "is no safetensors file"),
     "cut in its header": (cut(40), "is cut short: it has 40 bytes, and its header alone more; copy it again"),
@@ -142,6 +162,15 @@ def test_what_is_wrong_with_a_file_is_one_line(case: str, tmp_path: Path) -> Non
     with pytest.raises(ps.PenstockError, match=said) as told:
         ps.load(path)
     assert str(path) in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_file_that_is_larger_than_the_memory_is_not_read(tmp_path: Path) -> None:
+    path = built("CartPole-v1", ps.PPO(net=NET)).save(tmp_path / "a.safetensors")
+    path.write_bytes(ends_at(1 << 43)(path.read_bytes()))
+    size = 8 + int.from_bytes(path.read_bytes()[:8], "little") + (1 << 43)
+    os.truncate(path, size)
+    with pytest.raises(ps.CheckpointError, match=r"a.safetensors has 8,796.1 GB; free is [\d.]+ GB of memory"):
+        ps.load(path)
 
 
 def test_a_path_that_is_wrong(tmp_path: Path) -> None:

@@ -121,12 +121,15 @@ def plain(calls: Sequence[Sequence[CallRecord]]) -> list[list[tuple[Any, ...]]]:
 
 
 def from_plain(calls: Sequence[Sequence[Sequence[Any]]]) -> list[list[CallRecord]]:
-    """Inverse of `plain`. Raises TypeError for an invalid record."""
+    """Inverse of `plain`. Raises TypeError for an invalid record, ValueError and the like for unreadable arguments."""
     found = [[CallRecord(*x) for x in mine] for mine in calls]
     for x in (x for mine in found for x in mine):
         known = x.kind in ("call", "set") and not refused_name(x.kind, x.name) and isinstance(x.data, bytes)
         if not known or type(x.episode) is not int or type(x.step) is not int:
             raise TypeError(f"{x!r:.200} is no call of an environment")
+        args, named = decode(x.data)
+        if not isinstance(args, tuple) or not isinstance(named, dict):
+            raise TypeError(f"{x!r:.200} is a call without arguments")
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.config import from_plain, override, to_plain, unstorable
+from penstock.core.config import from_plain, keys_at, override, to_plain, unstorable
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import unshare
 from penstock.run.checkpoints.checkpoint import Checkpoint
@@ -57,7 +57,9 @@ def _require_movable(exp: Experiment, path: str) -> None:
     if part == "run" and rest.partition(".")[0] in RUN_SETTINGS:
         return
     holder: Any = exp.algo
-    for key in rest.split(".") if part == "algo" and rest else ():
+    keys = rest.split(".") if part == "algo" and rest else []
+    while keys:
+        key, *keys = keys_at(holder, keys)
         if key in getattr(type(holder), "fixed", ()):
             break
         holder = at(holder, key)
@@ -75,11 +77,28 @@ def _require_movable(exp: Experiment, path: str) -> None:
 
 def at(settings: Any, path: str, *default: Any) -> Any:
     """The setting at a dotted path; `default` if there is none, else KeyError."""
-    for key in path.split("."):
+    keys = path.split(".")
+    while keys:
+        key, *keys = keys_at(settings, keys)
         if isinstance(settings, Mapping) and key not in settings and default:
             return default[0]
         settings = settings[key] if isinstance(settings, Mapping) else getattr(settings, key)
     return settings
+
+
+def without_weights(settings: Any) -> Any:
+    """The settings without the files that encoders start from, which a policy in training does not need any more."""
+    if isinstance(settings, Mapping):
+        before = dict(settings)
+    elif dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        before = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    else:
+        return settings
+    after = {name: None if name == "encoder_weights" else without_weights(x) for name, x in before.items()}
+    found = {name: x for name, x in after.items() if x is not before[name]}
+    if not found:
+        return settings
+    return after if isinstance(settings, Mapping) else dataclasses.replace(settings, **found)
 
 
 def write_change(run_dir: Path, step: int, row: Mapping[str, Any]) -> None:

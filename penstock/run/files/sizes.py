@@ -66,8 +66,12 @@ class _Limit(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_batch(exp: Experiment, stored: StoredConfig) -> None:
-    """Raises CheckpointError if a batch and its environments do not fit into memory."""
+def check_batch(exp: Experiment, stored: StoredConfig, pending: Any = None) -> None:
+    """Raises CheckpointError if a batch and its environments do not fit into memory.
+
+    Args:
+        pending: an evaluation that a checkpoint says is under way.
+    """
     T, B = exp.sampler_settings.spec
     specs = [stored.spec] if isinstance(stored.spec, EnvSpec) else stored.spec.values()
     leaves = [(leaf, spec.agents) for spec in specs for leaf in tree_leaves((spec.obs, spec.action))]
@@ -75,6 +79,8 @@ def check_batch(exp: Experiment, stored: StoredConfig) -> None:
     free, depth = free_memory(), exp.sampler_settings.depth
     store = exp.sampler_settings.object_store_mb
     slots = min(exp.run.eval_slots, exp.run.eval_episodes)
+    if pending is not None:
+        slots = max(slots, min(pending["slots"], pending["episodes"]))
     for what, size in (
         (f"sampler.T={T}, B={B}, depth={depth} need", B * ((depth + 1) * T * row + _SLOT_BYTES)),
         (f"run.eval_slots={slots} need", slots * (row + _SLOT_BYTES)),
@@ -99,6 +105,7 @@ def check_processes(exp: Experiment, stored: StoredConfig) -> None:
         ),
         "run.learner_threads": exp.run.learner_threads,
         "run.learners": exp.run.learners,
+        "run.eval_workers": exp.run.eval_workers,
     }
     for name, value in counts.items():
         if isinstance(value, int) and value > most:

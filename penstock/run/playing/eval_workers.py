@@ -40,6 +40,8 @@ from penstock.workers.faults import FaultPolicy, Faults
 _LOOK_S = 1.0
 """Least time between two looks at the process while training goes on."""
 _WAIT_S = 0.2
+_MOST = 1 << 40
+"""Most episodes or steps of an evaluation that a checkpoint may ask for."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,29 @@ class EvaluationRequest:
         """Of the policy as it is now, which may be trained on at once."""
         tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in parameters(policy).items()}
         return cls(weights=safetensors.torch.save(tensors), calls=plain([calls])[0], **rest)
+
+    @classmethod
+    def stored(cls, plain: Any, policy: AnyPolicy, itr: int, env_steps: int) -> EvaluationRequest:
+        """Inverse of `to_plain`, for a checkpoint of this policy at this iteration and step.
+
+        Raises:
+            TypeError, ValueError: `to_plain` did not return it, or for networks of another policy. Says what is odd.
+        """
+        try:
+            asked = cls(**plain)
+            stored = asked.parameters
+        except (ConfigError, safetensors.SafetensorError) as error:
+            raise ValueError(f"the evaluation under way: {error}") from error
+        for name, most in {"itr": itr, "env_steps": env_steps, "episodes": _MOST, "max_steps": _MOST}.items():
+            if getattr(asked, name) > most:
+                raise ValueError(f"the evaluation under way has {name}={getattr(asked, name):,}; expected <= {most:,}")
+        if _forms(stored) != _forms(parameters(policy)):
+            raise ValueError("the evaluation under way has networks of another policy")
+        from_plain([asked.calls])
+        for name, value in asked.extra.items():
+            if not name.startswith("eval/") or not isinstance(value, float):
+                raise TypeError(f"the evaluation under way has {name!r}={value!r:.60}; expected eval/... with a float")
+        return asked
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -240,6 +265,10 @@ class EvalWorkers:
         words, stacks = self._backend.look(self._actor)
         at = described(words, self._name, self._seed) if words else ""
         return (f"; at work: {at}" if at else "") + (f"\nIt was here:\n{stacks}" if stacks else "")
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: (x.shape, x.dtype) for name, x in tensors.items()}
 
 
 def _divided(plan: Plan, workers: int) -> CpuSampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -11,17 +12,24 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import pytest
+import safetensors.torch
 import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError, EnvWorkerError
+from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.core.wire import encode
 from penstock.envs.make import EnvConfig
-from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+from penstock.envs.pools.calls import CallRecord
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.checkpoints.manifest import read_manifest
+from penstock.run.files.sizes import check_batch, check_processes
+from penstock.run.playing.eval_workers import EvaluationRequest
 from tests.run.conftest import rows
 from tests.samplers.levels import Levels
 from tests.slow import slow
@@ -342,3 +350,58 @@ def test_a_batch_of_environments_has_one_worker(tmp_path: Path) -> None:
     exp = ps.Experiment("gymnasium:make_vec", ps.PPO(net=NET), SERIAL, run, env_kwargs={"id": POLE, "num_envs": 4})
     with pytest.raises(ConfigError, match=r"run.eval_workers=2.*use run.eval_workers=1"):
         ps.train(exp)
+
+
+def asked(policy: Any) -> dict[str, Any]:
+    given = {"itr": 3, "env_steps": 184, "episodes": 5, "slots": 3, "max_steps": 20}
+    call = CallRecord("call", "reset_goal", encode(((1,), {})), False, 0, -1, False)
+    return EvaluationRequest.of(policy, [call], extra={"eval/exploitability": 0.5}, **given).to_plain()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"weights": b"abc"}, "deserializing"),
+        ({"weights": safetensors.torch.save({"head": torch.zeros(2)})}, "networks of another policy"),
+        ({"episodes": 5.5}, "episodes=5.5"),
+        ({"episodes": 1 << 41}, "episodes=2,199,023,255,552; expected <="),
+        ({"max_steps": 10**30}, "max_steps="),
+        ({"itr": 4}, "itr=4; expected <= 3"),
+        ({"env_steps": 185}, "env_steps=185; expected <= 184"),
+        ({"calls": [["call", "__init__", b"", False, 0, -1, False]]}, "no call of an environment"),
+        ({"calls": [["call", "reset_goal", b"abc", False, 0, -1, False]]}, "3 bytes are no value"),
+        ({"calls": [["call", "reset_goal", encode((1, 2)), False, 0, -1, False]]}, "without arguments"),
+        ({"calls": [["call"]]}, "missing 6"),
+        ({"extra": {"eval/x": "abc"}}, "'eval/x'='abc'; expected"),
+        ({"extra": {"step": 1.0}}, "'step'=1.0; expected"),
+    ],
+)
+def test_an_evaluation_that_a_checkpoint_cannot_hold_is_refused(change: dict[str, Any], says: str) -> None:
+    policy = PPO.build(EnvSpec(LeafSpec("box", (4,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,))), seed=0)
+    plain = asked(policy)
+    assert EvaluationRequest.stored(plain, policy, 3, 184).to_plain() == plain
+    with pytest.raises((TypeError, ValueError), match=re.escape(says)):
+        EvaluationRequest.stored({**plain, **change}, policy, 3, 184)
+
+
+def test_a_run_whose_stored_evaluation_is_of_another_policy_is_not_resumed(tmp_path: Path) -> None:
+    with ps.Run(experiment("serial", tmp_path / "run", 1)) as run:
+        for it in run:
+            if it.itr == 3:
+                break
+    found = load_checkpoint(find_checkpoint(tmp_path / "run"))
+    found.state["trainer"]["evaluation"]["weights"] = safetensors.torch.save({"head": torch.zeros(2)})
+    save_checkpoint(tmp_path / "run", found.step + 1, found.state, found.policy)
+    with pytest.raises(CheckpointError, match=r"is damaged.*networks of another policy"):
+        ps.resume(tmp_path / "run")
+
+
+def test_a_stranger_starts_no_crowd_of_evaluation_processes_or_environments(tmp_path: Path) -> None:
+    exp = experiment("serial", tmp_path, 100_000)
+    spec = EnvSpec(LeafSpec("box", (4,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+    stored: Any = SimpleNamespace(path=tmp_path / "config.json", spec=spec)
+    with pytest.raises(CheckpointError, match=r"run\.eval_workers=100,000; expected at most"):
+        check_processes(exp, stored)
+    check_batch(exp, stored, {"slots": 10**12, "episodes": 5})
+    with pytest.raises(CheckpointError, match=r"run\.eval_slots=1000000000000 need"):
+        check_batch(exp, stored, {"slots": 10**12, "episodes": 10**13})
