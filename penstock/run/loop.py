@@ -300,6 +300,8 @@ class Run:
                     del row[name]
                 row |= settings_metrics({path: new})
             self._say(f"step {trainer.env_steps:,}: {path} {old} -> {new}")
+        if before.run.compile and any(path.startswith("algo.") for path in changes):
+            self._say("run.compile: numbers that the loss reads are compiled in, so that it may compile anew")
         if self._ending == "done" and not self._over(self._metrics if self._open is None else self._open.it.metrics):
             self._ending = None  # made longer in what was to be its last iteration
 

@@ -13,6 +13,7 @@ import torch
 
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.learn import precision
 from penstock.run.files.changes import CHANGES, RUN_SETTINGS, changed
 
 NET = ps.Net(hidden=(8,))
@@ -167,6 +168,16 @@ def test_what_a_change_says_and_where_it_stands(tmp_path: Path, capsys: pytest.C
     assert journal == [{"step": row["step"], "set": {"algo.lr": 1e-4, "algo.clip": "linear(0.2, 0)"}}]
     began: Any = ps.load(tmp_path / "a").settings
     assert began.lr == 3e-4  # config.json keeps what the run began with
+
+
+def test_a_change_that_recompiles_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = precision.Compiler(lambda function: function)
+    monkeypatch.setattr(precision, "Compiler", lambda: compiler)
+    with pytest.warns(UserWarning, match="compiled in"), ps.Run(experiment("ppo", tmp_path / "a", compile=True)) as run:
+        run.set({"algo.lr": 1e-4})
+    with warnings.catch_warnings(record=True) as caught, ps.Run(experiment("ppo", tmp_path / "b", compile=True)) as run:
+        run.set({"run.keep": 1})
+    assert not any("compiled in" in str(x.message) for x in caught)
 
 
 def test_a_changed_number_stands_in_every_later_row_and_adds_none(tmp_path: Path) -> None:
