@@ -39,7 +39,7 @@ from penstock.agents.precision import in_full
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
 from penstock.core.machine import cpu_family
-from penstock.native import dense
+from penstock.native import dense, library
 
 Activation = Literal["tanh", "relu"]
 """Activations of the fused paths, whose derivative is a function of their output."""
@@ -194,7 +194,7 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
         weights: weight and bias of each layer in turn. with_out: no activation after the last one.
     """
     activated = len(weights) // 2 - with_out
-    if dense.takes(x, weights):
+    if library.found is not None and dense.takes(x, weights):
         if torch.is_grad_enabled():
             return _NativeChain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
         return dense.forward(x, weights, activation, activated)[-1]

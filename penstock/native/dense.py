@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.native.library import library
+from penstock.native import library
 
 _ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
 _widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int]] = {}
 
 
 def takes(x: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """True if there is a library, and all are float32 matrices and biases on the CPU that lie row after row."""
-    if library() is None or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2:
+    """True if all are float32 matrices and biases on the CPU that lie row after row; asked where there is a library."""
+    if x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2:
         return False
     return all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() for p in parameters)
 
@@ -37,7 +37,7 @@ def forward(
     weights, widths = parameters[::2], _widths_of(x, parameters[::2], turned)
     rows = len(x)
     outputs = [torch.empty(rows, width) for width in widths[1:]]
-    library().forward(
+    library.found.forward(
         x.data_ptr(),
         rows,
         len(weights),
@@ -73,7 +73,7 @@ def backward(
     widths, rows = _widths_of(x, weights, turned), len(x)
     spare = torch.empty(2, rows * max(widths))
     found = torch.empty_like(x) if for_x else None
-    library().backward(
+    library.found.backward(
         x.data_ptr(),
         rows,
         len(weights),

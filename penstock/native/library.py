@@ -17,14 +17,9 @@ TORCH = "torch"
 """Name of what computes without the library."""
 
 
-def library() -> Any:
-    """The library, or None without one."""
-    return loaded()[0]
-
-
 def kernel() -> str:
     """What computes dense layers here: `native 1`, or `torch`. Processes of one run must agree."""
-    return TORCH if library() is None else f"native {VERSION}"
+    return TORCH if found is None else f"native {VERSION}"
 
 
 def why() -> str:
@@ -42,19 +37,23 @@ def loaded() -> tuple[Any, str]:
     if not files:
         return None, "it was not built: the installation found no C compiler"
     try:
-        found = ctypes.CDLL(str(files[0]))
-        found.choose.restype = ctypes.c_char_p
-        chosen = found.choose(("" if asked == "1" else asked).encode())
+        library = ctypes.CDLL(str(files[0]))
+        library.choose.restype = ctypes.c_char_p
+        chosen = library.choose(("" if asked == "1" else asked).encode())
     except (OSError, AttributeError) as error:
         return None, f"{files[0].name} cannot be loaded: {error}"
     if chosen is None:
         return None, f"this processor lacks {'fused multiply-add' if asked == '1' else asked}"
     address, count, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    found.forward.argtypes = [address, size, count, address, address, address, count, count, count, address]
-    found.backward.argtypes = [
+    library.forward.argtypes = [address, size, count, address, address, address, count, count, count, address]
+    library.backward.argtypes = [
         *(address, size, count, address, address, count, count, count, address),
         *(address, address, address, address, address, address),
     ]
-    found.tanh_in_place.argtypes = [address, size]
-    found.forward.restype = found.backward.restype = found.tanh_in_place.restype = None
-    return found, chosen.decode()
+    library.tanh_in_place.argtypes = [address, size]
+    library.forward.restype = library.backward.restype = library.tanh_in_place.restype = None
+    return library, chosen.decode()
+
+
+found = loaded()[0]
+"""The library, or None without one; looked up once, where a process begins."""

@@ -65,14 +65,14 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 def require_same_versions(name: str, host: str, theirs: dict[str, str], packages: Sequence[str]) -> None:
     """Raises ConfigError if a process has other versions than this one."""
     own = versions(packages)
-    odd = [f"{x} {theirs.get(x)} (here {own[x]})" for x in own if theirs.get(x) != own[x]]
-    if own["kernel"] != theirs.get("kernel"):
-        raise ConfigError(
-            f"{name} on {host} computes by kernel {theirs.get('kernel')!r}, this process by {own['kernel']!r}, and "
-            f"their last bits differ; set {VARIABLE} alike everywhere, and install penstock there with a C compiler"
-        )
+    odd = [f"{x} {theirs.get(x)} (here {own[x]})" for x in own if x != "kernel" and theirs.get(x) != own[x]]
     if odd:
         raise ConfigError(
             f"{name} on {host} has {', '.join(odd)}; install the same versions on every node, e.g. with the same "
             "constraints.txt or image"
+        )
+    if "kernel" in own and own["kernel"] != theirs.get("kernel"):
+        raise ConfigError(
+            f"{name} on {host} computes by kernel {theirs.get('kernel')!r}, this process by {own['kernel']!r}, and "
+            f"their last bits differ; set {VARIABLE} alike everywhere, and install penstock there with a C compiler"
         )

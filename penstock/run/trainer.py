@@ -183,7 +183,7 @@ class Trainer:
             "rollout/episodes": float(self.episodes_seen),
             **step.metrics,
             **self.sampler.metrics(),
-            **self.evaluations.tend(),
+            **({} if self.evaluations.beside is None else self.evaluations.tend()),
             "time/iterations": float(self.itr),
             "time/total_timesteps": float(self.env_steps),
             "time/time_elapsed": self.elapsed_s,

@@ -32,7 +32,7 @@ def test_what_cannot_travel_is_named() -> None:
 
 def test_other_versions_are_refused_by_name() -> None:
     own = versions(["numpy"])
-    assert list(own) == ["python", "penstock", "numpy"]
+    assert list(own) == ["python", "penstock", "kernel", "numpy"]
     require_same_versions("runner 1", "there", own, ["numpy"])
     with pytest.raises(
         ConfigError, match=rf"runner 1 on there has numpy 1\.0 \(here {own['numpy']}\); install the same"

@@ -48,7 +48,8 @@ class Evaluations:
         self.best_score = -math.inf
         """Best mean return so far."""
         self._evaluator: Evaluator | None = None
-        self._beside: EvalWorkers | None = None
+        self.beside: EvalWorkers | None = None
+        """Processes of `run.eval_workers`."""
         self._agents = (plan.held_out or plan.report).agents if run.eval_exploitability else None
         """Agents of the game that exploitability is computed for."""
         if run.eval_exploitability and self._agents is None:
@@ -67,7 +68,7 @@ class Evaluations:
         """Starts the processes of `run.eval_workers`, if there are to be any; the policy is ready to act."""
         workers = self._trainer.exp.run.eval_workers
         if workers:
-            self._beside = EvalWorkers(self._trainer.plan, self._trainer.policy, workers)
+            self.beside = EvalWorkers(self._trainer.plan, self._trainer.policy, workers)
 
     def now(
         self, episodes: int | None = None, give_up: Callable[[], bool] | None = None
@@ -95,14 +96,14 @@ class Evaluations:
     @property
     def pending(self) -> EvaluationRequest | None:
         """The evaluation that goes on beside training."""
-        return None if self._beside is None else self._beside.pending
+        return None if self.beside is None else self.beside.pending
 
     def begin(self) -> bool:
         """Has the policy as it is now evaluated beside training; False if `run.eval_workers` leaves that to `now`."""
         trainer, run = self._trainer, self._trainer.exp.run
-        if self._beside is None or not run.eval_workers:
+        if self.beside is None or not run.eval_workers:
             return False
-        self._beside.begin(
+        self.beside.begin(
             EvaluationRequest.of(
                 trainer.policy,
                 getattr(trainer.sampler, "evaluation_calls", ()),  # which a sampler of one's own may lack
@@ -118,16 +119,15 @@ class Evaluations:
 
     def begin_again(self, request: EvaluationRequest) -> None:
         """The same for one that was under way when a checkpoint was written."""
-        if self._beside is None:  # the run went on with run.eval_workers=0
-            self._beside = EvalWorkers(self._trainer.plan, self._trainer.policy, 1)
-        self._beside.begin(request)
+        if self.beside is None:  # the run went on with run.eval_workers=0
+            self.beside = EvalWorkers(self._trainer.plan, self._trainer.policy, 1)
+        self.beside.begin(request)
 
     def tend(self) -> ResultDict:
         """Has a process replaced that died or stands still; returns `faults/eval_...`. Errors as in `take`."""
-        if self._beside is None:
-            return {}
-        self._beside.tend()
-        return self._beside.metrics()
+        assert self.beside is not None
+        self.beside.tend()
+        return self.beside.metrics()
 
     def take(self, give_up: Callable[[], bool] | None = None) -> EvaluatedBeside | None:
         """Waits for the one that is pending, which stays so until `end`; None if `give_up` says so before.
@@ -135,8 +135,8 @@ class Evaluations:
         Raises:
             EnvWorkerError: an environment raised, or too many processes were lost.
         """
-        assert self._beside is not None
-        taken = self._beside.take(give_up)
+        assert self.beside is not None
+        taken = self.beside.take(give_up)
         if taken is None:
             return None
         asked, played = taken
@@ -147,8 +147,8 @@ class Evaluations:
 
     def end(self) -> None:
         """The one that was taken counts now, and a checkpoint need not hold it any more."""
-        if self._beside is not None:
-            self._beside.forget()
+        if self.beside is not None:
+            self.beside.forget()
 
     def save_best(self, evaluated: EvaluatedBeside) -> None:
         """Keeps the policy of an evaluation beside training as the best so far. Raises CheckpointError."""
@@ -169,7 +169,7 @@ class Evaluations:
 
     def close(self) -> None:
         """Closes environments and processes. A second call does nothing."""
-        evaluator, beside, self._evaluator, self._beside = self._evaluator, self._beside, None, None
+        evaluator, beside, self._evaluator, self.beside = self._evaluator, self.beside, None, None
         try:
             if evaluator is not None:
                 evaluator.close()

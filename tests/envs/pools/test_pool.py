@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import EnvContractError
+from penstock.core.wire import encode
 from penstock.envs.pools.calls import CallRecord
 from penstock.envs.pools.pool import PER_SLOT, EnvPool, EpisodeLog, Group, PoolState, slots_of
 
@@ -62,7 +63,7 @@ def test_every_list_is_by_slot_and_nothing_else_is() -> None:
 
 
 def test_calls_are_by_slot_and_empty_where_no_slot_had_any() -> None:
-    record = CallRecord("set", "level", b"3", False, 2, -1, False)
+    record = CallRecord("set", "level", encode(((3,), {})), False, 2, -1, False)
     whole = replace(a_state(4), calls=[[], [record], [], []])
     assert whole.of(slice(1, 3)).calls == [[record], []] and a_state(4).of(slice(1, 3)).calls == []
     parts = whole.split([slice(0, 1), slice(1, 4)])

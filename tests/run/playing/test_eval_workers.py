@@ -234,7 +234,7 @@ def test_a_process_that_dies_or_stands_still_is_replaced_and_plays_again(
     exp, before = evaluating_process(hurt)
     killed: list[int] = []
     with ps.Run(exp) as run:
-        beside: Any = run.trainer.evaluations._beside  # pyright: ignore[reportPrivateUsage]
+        beside: Any = run.trainer.evaluations.beside
         monkeypatch.setattr(beside, "_limits_s", (60.0, 1.0))
         for it in run:
             if it.itr == 4:
@@ -262,7 +262,7 @@ def test_an_environment_that_hangs_in_an_evaluation_is_found(workers: int, tmp_p
     exp = replace(exp, sampler=sampler)
     with warnings.catch_warnings(record=True) as caught, ps.Run(exp) as run:
         warnings.simplefilter("always")
-        beside: Any = run.trainer.evaluations._beside  # pyright: ignore[reportPrivateUsage]
+        beside: Any = run.trainer.evaluations.beside
         beside._limit_s = 3.0
         hang.touch()
         for _ in run:
