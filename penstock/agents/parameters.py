@@ -47,6 +47,11 @@ def tensors_of(agent: Agent) -> list[Tensor]:
     return list({id(x): x for x in held if x is not None}.values())  # by identity: a shared one stands there once
 
 
+def copies_on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each in memory of its own: safetensors refuses tensors that share any."""
+    return {name: x.detach().to("cpu", copy=True).contiguous() for name, x in tensors.items()}
+
+
 def parameters_digest(agent: Agent) -> bytes:
     """32 bytes that are equal where names and bits of all parameters and buffers are."""
     found = hashlib.sha256()

@@ -14,6 +14,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from penstock.agents.parameters import copies_on_cpu
 from penstock.core.config import to_plain, unstorable
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import open_stored, write_atomic
@@ -51,7 +52,7 @@ def save_policy(path: str | Path, settings: Any, spec: Specs, seed: int, paramet
             f"policy.save: settings of {type(settings).__name__} have no build(spec, seed, device), by which ps.load "
             "makes the policy again; save its weights by safetensors.torch.save_file(policy.agent.state_dict(), path)"
         )
-    tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in parameters.items()}
+    tensors = copies_on_cpu(parameters)
     content = {"format": FORMAT, "algo": to_plain(settings), "spec": specs_to_plain(spec), "seed": seed}
     if lost := unstorable(content["algo"], "algo"):
         listed = ", ".join(f"{name}={said:.100}" for name, said in lost.items())

@@ -122,20 +122,18 @@ typedef void Forward(const float *, long, int, const int *, const float *const *
                      float *const *);
 typedef void Backward(const float *, long, int, const int *, const float *const *, int, int, int, float *const *,
                       const float *, float *const *, float *const *, float *, float *, float *);
-typedef void Tanh(float *, long);
 static const struct Kernel {
     const char *name;
     Forward *forward;
     Backward *backward;
-    Tanh *tanh;
 } kernels[] = {
 #if defined(__x86_64__)
-    {"avx512", forward_avx512, backward_avx512, tanh_avx512},
-    {"avx2", forward_avx2, backward_avx2, tanh_avx2},
+    {"avx512", forward_avx512, backward_avx512},
+    {"avx2", forward_avx2, backward_avx2},
 #elif defined(__aarch64__)
-    {"neon", forward_neon, backward_neon, tanh_neon},
+    {"neon", forward_neon, backward_neon},
 #endif
-    {"scalar", forward_scalar, backward_scalar, tanh_scalar},
+    {"scalar", forward_scalar, backward_scalar},
 };
 static const struct Kernel *kernel;
 
@@ -181,11 +179,6 @@ API void backward(const float *x, long rows, int layers, const int *width, const
                      for_x, spare0, spare1);
 }
 
-API void tanh_in_place(float *x, long n)
-{
-    kernel->tanh(x, n);
-}
-
 #else /* the text for one set of instructions */
 
 #define N (2 * W) /* columns of a tile */
@@ -223,20 +216,6 @@ HIDDEN V NAME(tanh_of)(V x)
 HIDDEN V NAME(activated)(V x, int act)
 {
     return act == TANH ? NAME(tanh_of)(x) : act == RELU ? HIGHER(ALL(0.0f), x) : x;
-}
-
-static void NAME(tanh)(float *x, long n)
-{
-    long i = 0;
-    float rest[W];
-    for (; i + W <= n; i += W)
-        STORE(x + i, NAME(tanh_of)(LOAD(x + i)));
-    if (i < n) {
-        memset(rest, 0, sizeof rest);
-        memcpy(rest, x + i, (n - i) * sizeof(float));
-        STORE(rest, NAME(tanh_of)(LOAD(rest)));
-        memcpy(x + i, rest, (n - i) * sizeof(float));
-    }
 }
 
 /* A tile of R rows and N columns: y = act(a b + bias), or in a backward pass y = (a b) times the derivative of the

@@ -12,7 +12,7 @@ VARIABLE = "PENSTOCK_NATIVE"
 """Environment variable: 1 turns the library on, also in all processes that are started; avx512, avx2, neon or scalar
 choose instructions besides, for tests. Without it, or with 0, torch and numpy compute everything."""
 VERSION = 1
-"""Of the order of sums: libraries of one version give equal bits."""
+"""Version of the order in which sums are made; libraries of one version give equal bits."""
 TORCH = "torch"
 """Name of what computes without the library."""
 
@@ -50,8 +50,7 @@ def loaded() -> tuple[Any, str]:
         *(address, size, count, address, address, count, count, count, address),
         *(address, address, address, address, address, address),
     ]
-    library.tanh_in_place.argtypes = [address, size]
-    library.forward.restype = library.backward.restype = library.tanh_in_place.restype = None
+    library.forward.restype = library.backward.restype = None
     return library, chosen.decode()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,14 @@ def test_ranks_that_begin_apart_are_refused() -> None:
         ps.ConfigError, match=r"parameters of rank \d differ from those of rank \d.*same settings and seed"
     ):
         on_ranks(3, work)
+
+
+def test_a_rank_with_another_kernel_is_refused() -> None:
+    other = torch.tensor(list(b"native 99".ljust(16)), dtype=torch.uint8)
+    comm: Any = SimpleNamespace(rank=0, size=2, all_gather=lambda x: [x, other])
+    policy = ps.PPO(net=ps.Net(hidden=(4,))).build(ps.SerialSampler(1, 1).build("CartPole-v1").spec, seed=0)
+    with pytest.raises(ps.ConfigError, match="rank 0 computes dense layers by kernel 'torch', rank 1 by 'native 99'"):
+        policy.join(comm)
 
 
 def test_ranks_join_before_the_first_batch() -> None:

@@ -91,6 +91,23 @@ def test_a_curriculum_raises_the_level_and_goes_on_exactly_from_any_checkpoint(s
         assert [row for row in found if row["step"] > 32 * stop] == [row for row in expected if row["step"] > 32 * stop]
 
 
+def test_a_curriculum_finds_where_its_level_began_behind_rows_of_evaluations(tmp_path: Path) -> None:
+    """With `run.eval_workers` the last row before a resumed run's first iteration may be of an evaluation alone."""
+    beside: dict[str, Any] = {"eval_workers": 1}
+    for name, stop in (("whole", None), ("cut", 10)):
+        exp = experiment(tmp_path / name, "serial", **beside)
+        exp = replace(exp, run=replace(exp.run, eval_interval=32))
+        with ps.Run(exp) as run:
+            for it in run:
+                first_call(it)
+                if it.itr == stop:
+                    run.stop()
+    with ps.Run.resume(tmp_path / "cut") as run:
+        for it in run:
+            first_call(it)
+    assert without_times(tmp_path / "cut") == without_times(tmp_path / "whole")
+
+
 def test_a_run_passes_its_curriculum_by_name_and_says_what_cannot_be_reached(tmp_path: Path) -> None:
     run = ps.Run(experiment(tmp_path / "named", "serial", each="tests.run.test_envs:first_call"))
     with pytest.raises(ConfigError, match="used in a with"):

@@ -21,6 +21,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
+from penstock.agents.parameters import copies_on_cpu
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import HashedFile, fsync_dir, read_stored, require_inside, write_atomic, write_new
 from penstock.core.wire import Packed
@@ -216,11 +217,11 @@ def find_checkpoint(run_dir: Path, which: str = "last", *, replay: bool = False)
 
 
 def _weights(policy: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each in memory of its own: safetensors refuses tensors that share any."""
+    """Copies of the tensors. Raises CheckpointError if something else is among them."""
     for name, value in policy.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(f"policy[{name!r}] is a {type(value).__name__}; expected a str with a tensor")
-    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in policy.items()}
+    return copies_on_cpu(policy)
 
 
 def _check_space(folder: Path, small: int, replay: int) -> None:

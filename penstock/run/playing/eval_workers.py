@@ -22,6 +22,7 @@ from torch import Tensor
 import penstock.actors.note as note
 from penstock.actors.backend import RunnerError
 from penstock.actors.make import make_backend
+from penstock.agents.parameters import copies_on_cpu
 from penstock.core.errors import ConfigError
 from penstock.core.limits import require_whole
 from penstock.envs.ids import entries_to_ship, take_shipped
@@ -68,9 +69,9 @@ class EvaluationRequest:
 
     @classmethod
     def of(cls, policy: AnyPolicy, calls: Sequence[CallRecord], **rest: Any) -> EvaluationRequest:
-        """Of the policy as it is now, which may be trained on at once."""
-        tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in parameters(policy).items()}
-        return cls(weights=safetensors.torch.save(tensors), calls=plain([calls])[0], **rest)
+        """A request to evaluate the policy as it is now; training may go on with it at once."""
+        weights = safetensors.torch.save(copies_on_cpu(parameters(policy)))
+        return cls(weights=weights, calls=plain([calls])[0], **rest)
 
     @classmethod
     def stored(cls, plain: Any, policy: AnyPolicy, itr: int, env_steps: int) -> EvaluationRequest:

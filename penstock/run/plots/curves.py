@@ -21,7 +21,7 @@ _EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_
 
 @dataclass(frozen=True)
 class Series:
-    """Finite values of one metric, in the order they were logged."""
+    """Finite values of one metric, by step; in the order they were logged where steps are equal."""
 
     steps: Floats
     """[N] float64."""

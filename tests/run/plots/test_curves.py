@@ -59,6 +59,22 @@ def test_of_a_run_that_samples_the_rollouts_are_its_own(tmp_path: Path) -> None:
     assert len(curve.data) == 0
 
 
+def test_evaluations_that_were_logged_after_later_rows_stand_at_their_own_steps(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, tensorboard=False)
+    for step, name, value in (
+        (10, "rollout/ep_rew_mean", 1.0),
+        (30, "eval/mean_reward", 3.0),
+        (20, "eval/mean_reward", 2.0),
+    ):
+        log.write(step, {name: value})
+    log.close()
+    (tmp_path / "meta.json").write_text(json.dumps({"env": "E-v0", "algo": "ppo"}))
+    (tmp_path / "config.json").write_text(json.dumps({"experiment": ONLINE}))
+    (curve,) = read_curves(tmp_path, "rollout/ep_rew_mean")
+    assert curve.evals.steps.tolist() == [20, 30]
+    assert curve.evals.values.tolist() == [2.0, 3.0]
+
+
 def test_of_a_run_on_a_dataset_the_evaluations_are_its_own_and_the_rollouts_those_of_the_data(tmp_path: Path) -> None:
     run = make_run(
         tmp_path, OFFLINE, [{"eval/mean_ep_length": 7, "rollout/ep_len_mean": 9, "train/loss": 5}, *rows(1, 2)]
