@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CheckpointError
-from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_evaluated
 from penstock.run.checkpoints.manifest import read_manifest
-from tests.run.checkpoints.saved import flip, names, save
+from tests.run.checkpoints.saved import POLICY, flip, names, save
 from tests.run.checkpoints.saved_replay import loaded, save_replay
 
 
@@ -23,6 +23,27 @@ def test_prune_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert steps(tmp_path) == [2, 4, 5]
     save(tmp_path, 6, keep=1, score=9.0)
     assert steps(tmp_path) == [6]
+
+
+def test_a_policy_alone_does_not_push_out_what_a_run_is_resumed_from(tmp_path: Path) -> None:
+    save(tmp_path, 1, keep=1)
+    save_evaluated(tmp_path, 3, POLICY, 5.0, keep=1)
+    assert steps(tmp_path) == [1, 3]
+    assert find_checkpoint(tmp_path, replay=True).name == "000000000001"
+    save_evaluated(tmp_path, 4, POLICY, 6.0, keep=1)
+    assert steps(tmp_path) == [1, 4]  # the best
+    save(tmp_path, 6, keep=1)
+    assert steps(tmp_path) == [4, 6]
+
+
+def test_a_whole_checkpoint_of_the_step_takes_the_score_and_stays_whole(tmp_path: Path) -> None:
+    save(tmp_path, 2, keep=2)
+    save(tmp_path, 4, keep=2)
+    assert save_evaluated(tmp_path, 2, POLICY, 5.0, keep=2).name == "000000000002"
+    manifest = read_manifest(tmp_path / "checkpoints" / "000000000002")
+    assert (manifest.score, manifest.policy_only) == (5.0, False)
+    assert find_checkpoint(tmp_path, "best").name == "000000000002"
+    assert load_checkpoint(manifest.path).state["step"] == 2
 
 
 def test_prune_does_not_count_or_delete_broken_ones(tmp_path: Path) -> None:

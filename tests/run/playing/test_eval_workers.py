@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -200,6 +201,23 @@ def test_a_resumed_run_plays_the_evaluation_that_was_under_way(stop: int, same_r
     assert (state["evaluation"] is not None) == (stop >= 3)
     ps.resume(cut)
     same_run(whole, cut)
+
+
+def test_a_row_that_was_written_after_the_checkpoint_is_cut_though_its_step_is_earlier(
+    same_run: Same, tmp_path: Path
+) -> None:
+    whole, killed, at_once = tmp_path / "whole", tmp_path / "killed", tmp_path / "at-once"
+    ps.train(experiment("serial", whole, 1, checkpoint_interval=0))
+    with ps.Run(experiment("serial", killed, 1, checkpoint_interval=0)) as run:
+        for it in run:
+            if it.itr == 3:
+                run.save()
+            if it.itr == 6:  # as a kill would leave it: the evaluation of iteration 3 was taken in 5
+                shutil.copytree(killed, at_once)
+                break
+    assert rows(at_once, EVALUATIONS)[-1]["step"] <= int(find_checkpoint(at_once, replay=True).name)
+    ps.resume(at_once, trust=True)
+    same_run(whole, at_once)
 
 
 @pytest.mark.slow
