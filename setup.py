@@ -2,7 +2,7 @@
 
 from setuptools import Extension, setup
 
-FLAGS = ["-O3", "-ffp-contract=off", "-fvisibility=hidden"]
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 
 setup(
     ext_modules=[

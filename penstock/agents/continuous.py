@@ -25,6 +25,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import HeldNoise
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
+from penstock.native.elementwise import exp, tanh
 
 _CLIP_MEAN = 2.0
 """Bound of the means of gSDE before tanh, as in Stable-Baselines3: beyond, gradients vanish and noise does nothing."""
@@ -186,17 +187,17 @@ class ControlAgent(Agent):
             h = self.actor.features(inputs, obs)
             mean = output(h).chunk(2, -1)[0]
             if noise is None:
-                unit = torch.tanh(mean)
+                unit = tanh(mean)
             else:
                 matrices, noise = noise.split([output.noise_size, self.box.size], -1)
-                unit = torch.tanh(mean + output.offset(h, matrices))
+                unit = tanh(mean + output.offset(h, matrices))
         elif self._gaussian:
             mean, log_std = self.actor(inputs, obs).chunk(2, -1)
-            spread = log_std.clamp(*LOG_STD_RANGE).exp()
-            unit = torch.tanh(mean if noise is None else mean + spread * standard_normal(noise))
+            spread = exp(log_std.clamp(*LOG_STD_RANGE))
+            unit = tanh(mean if noise is None else mean + spread * standard_normal(noise))
         else:
             out = self.actor(inputs, obs)
-            unit = torch.tanh(out)
+            unit = tanh(out)
             if noise is not None:
                 unit = (unit + self.spread * standard_normal(noise)).clamp(-1.0, 1.0)
         if noise is not None:
@@ -210,12 +211,12 @@ class ControlAgent(Agent):
 
     def point(self, inputs: Inputs) -> Tensor:
         """[N, size] the deterministic action in [-1, 1]."""
-        return torch.tanh(self.actor(inputs, self.prepared(inputs.obs)))
+        return tanh(self.actor(inputs, self.prepared(inputs.obs)))
 
     def target_point(self, inputs: Inputs) -> Tensor:
         """Like `point`, by the target actor."""
         assert self.target_actor is not None
-        return torch.tanh(self.target_actor(inputs, self.prepared(inputs.obs)))
+        return tanh(self.target_actor(inputs, self.prepared(inputs.obs)))
 
     def q(self, inputs: Inputs, action: Tensor) -> Tensor:
         """[k, N] of actions [N, size] in [-1, 1]."""

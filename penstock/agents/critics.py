@@ -22,13 +22,13 @@ from penstock.agents.mlp import (
     product,
     product_into,
     relu_backward,
-    runs_directly,
 )
 from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
 from penstock.native import dense, library
+from penstock.native.direct import runs_directly
 
 _COLDEST = 1e-30
 """The least temperature whose logarithm an agent can hold."""

@@ -6,6 +6,7 @@ and the tail of an array, which would make a row's bits depend on how many rows 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Protocol
 
@@ -13,11 +14,12 @@ import optree
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import softplus
 
-from penstock.agents.mlp import runs_directly
 from penstock.core.errors import ConfigError
 from penstock.core.tree import Tree, tree_leaves, tree_unflatten
+from penstock.native import heads
+from penstock.native.direct import runs_directly
+from penstock.native.elementwise import exp, log, log1p, log_softmax, normal, softplus, tanh
 
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -50,39 +52,44 @@ class Categorical:
     """One choice out of n, by inverse CDF of one uniform; a masked choice is never sampled."""
 
     def __init__(self, logits: Tensor, start: int = 0, mask: Tensor | None = None) -> None:
-        if mask is not None:
-            logits = logits.masked_fill(~mask.bool(), MASKED)
-        self.logp = torch.log_softmax(logits, -1)
-        self.start, self.masked = start, mask is not None
+        self._logits, self._mask, self._start = logits, mask, start
+
+    @functools.cached_property
+    def logp(self) -> Tensor:
+        """[..., n] log-probabilities, about `MASKED` for masked choices."""
+        legal = self._logits if self._mask is None else self._logits.masked_fill(~self._mask.bool(), MASKED)
+        return log_softmax(legal)
 
     def sample(self, noise: Tensor) -> Tensor:
         index = self._drawn(noise).squeeze(-1)
-        return index + self.start if self.start else index
+        return index + self._start if self._start else index
 
-    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] actions from uniforms [N, 1], and their log-probabilities [N]: the bits of `sample` and `log_prob`."""
-        index = self._drawn(noise)
+    def acted(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """[N] actions from uniforms [N, 1], the likeliest where there are none, and their log-probabilities [N]."""
+        if heads.takes_rows(self._logits, noise) and self._logits.dim() == 2:
+            return heads.categorical(self._logits, self._mask, noise, self._start)
+        index = self._drawn(noise) if noise is not None else self.logp.argmax(-1, keepdim=True)
         logp = self.logp.gather(-1, index).squeeze(-1)
         index = index.squeeze(-1)
-        return index + self.start if self.start else index, logp
+        return index + self._start if self._start else index, logp
 
     def _drawn(self, noise: Tensor) -> Tensor:
         """[..., 1] choices, counted from 0."""
-        cdf = self.logp.exp().cumsum(-1)
-        if self.masked:
+        cdf = exp(self.logp).cumsum(-1)
+        if self._mask is not None:
             # u * total stays below the total after rounding, so the first cdf above it exists and is no masked choice.
             noise = noise * (cdf[..., -1:] * (1.0 - 2.0**-21))
         return torch.searchsorted(cdf, noise.contiguous(), right=True).clamp_(max=self.logp.shape[-1] - 1)
 
     def mode(self) -> Tensor:
-        return self.logp.argmax(-1) + self.start
+        return self.logp.argmax(-1) + self._start
 
     def log_prob(self, action: Tensor) -> Tensor:
-        index = action.long() - self.start if self.start else action.long()
+        index = action.long() - self._start if self._start else action.long()
         return self.logp.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        return -(self.logp.exp() * self.logp).sum(-1)
+        return -(exp(self.logp) * self.logp).sum(-1)
 
 
 class MultiCategorical:
@@ -140,7 +147,7 @@ class Bernoulli:
         self.logits, self.shape = logits, shape
 
     def sample(self, noise: Tensor) -> Tensor:
-        return (noise < 1.0 / (1.0 + (-self.logits).exp())).to(torch.int8).unflatten(-1, self.shape)
+        return (noise < 1.0 / (1.0 + exp(-self.logits))).to(torch.int8).unflatten(-1, self.shape)
 
     def mode(self) -> Tensor:
         return (self.logits > 0).to(torch.int8).unflatten(-1, self.shape)
@@ -150,7 +157,7 @@ class Bernoulli:
         return -_softplus(sign * self.logits).sum(-1)
 
     def entropy(self) -> Tensor:
-        p = 1.0 / (1.0 + (-self.logits).clamp(max=_SURE).exp())  # an infinite exp() has no gradient
+        p = 1.0 / (1.0 + exp((-self.logits).clamp(max=_SURE)))  # an infinite exp() has no gradient
         return (p * _softplus(-self.logits) + (1.0 - p) * _softplus(self.logits)).sum(-1)
 
 
@@ -161,6 +168,8 @@ class Gaussian:
     so that a policy starts equally wide in any box.
     """
 
+    _squash = False
+
     def __init__(self, mean: Tensor, log_std: Tensor, center: Tensor, half: Tensor, shape: tuple[int, ...]) -> None:
         if mean.shape[-1] != center.shape[-1]:  # one mean would stand for all elements
             raise ConfigError(
@@ -170,17 +179,26 @@ class Gaussian:
         self.mean, self.log_std, self.center, self.half, self.shape = mean, log_std, center, half, shape
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self.to_env(self.mean + self.log_std.exp() * standard_normal(noise))
+        return self.to_env(self.mean + exp(self.log_std) * standard_normal(noise))
 
     def mode(self) -> Tensor:
         return self.to_env(self.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        z = (self._from_env(action) - self.mean) * (-self.log_std).exp()
-        return (-0.5 * z * z - (self.log_std + self.half.log() + _LOG_SQRT_2PI)).sum(-1)
+        z = (self._from_env(action) - self.mean) * exp(-self.log_std)
+        return (-0.5 * z * z - (self.log_std + log(self.half) + _LOG_SQRT_2PI)).sum(-1)
+
+    def acted(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """[N, *A] actions from uniforms [N, A], the mode where there are none, and their log densities [N]."""
+        parts = self.mean, self.log_std, self.center, self.half, noise
+        if heads.takes_rows(*parts) and self.mean.dim() == 2:
+            flat, logp = heads.gaussian(*parts, self._squash)
+            return (flat.unflatten(-1, self.shape) if self.shape else flat.squeeze(-1)), logp
+        action = self.mode() if noise is None else self.sample(noise)
+        return action, self.log_prob(action)
 
     def entropy(self) -> Tensor:
-        per_element = self.log_std + self.half.log() + (0.5 + _LOG_SQRT_2PI)
+        per_element = self.log_std + log(self.half) + (0.5 + _LOG_SQRT_2PI)
         return per_element.expand_as(self.mean).sum(-1)
 
     def to_env(self, x: Tensor) -> Tensor:
@@ -200,16 +218,18 @@ class SquashedGaussian(Gaussian):
     function while acting and while learning. `entropy` is that of the normals: the squashed one has no closed form.
     """
 
+    _squash = True
+
     def log_prob(self, action: Tensor) -> Tensor:
         y = self._from_env(action).clamp(-_EDGE, _EDGE)
-        u = 0.5 * (torch.log1p(y) - torch.log1p(-y))
-        return tanh_normal_log_prob(u, self.mean, self.log_std).sum(-1) - self.half.log().sum(-1)
+        u = 0.5 * (log1p(y) - log1p(-y))
+        return tanh_normal_log_prob(u, self.mean, self.log_std).sum(-1) - log(self.half).sum(-1)
 
     def entropy(self) -> Tensor:
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).expand_as(self.mean).sum(-1)
 
     def to_env(self, x: Tensor) -> Tensor:
-        return super().to_env(torch.tanh(x).clamp(-_EDGE, _EDGE))
+        return super().to_env(tanh(x).clamp(-_EDGE, _EDGE))
 
 
 class Joint:
@@ -234,15 +254,15 @@ class Joint:
 
 def acted(dist: Distribution, noise: Tensor | None) -> tuple[Tree, Tensor]:
     """[N, *A] actions, the likeliest where there is no noise, and their log densities [N]."""
-    if noise is not None and type(dist) is Categorical:
-        return dist.sample_with_log_prob(noise)
+    if isinstance(dist, (Categorical, Gaussian)):
+        return dist.acted(noise)
     action = dist.mode() if noise is None else dist.sample(noise)
     return action, dist.log_prob(action)
 
 
 def standard_normal(u: Tensor) -> Tensor:
     """Standard normals by inverse CDF of uniforms in (0, 1); |z| <= 5.4 for 23-bit uniforms."""
-    return math.sqrt(2.0) * torch.erfinv(2.0 * u - 1.0)
+    return normal(u)
 
 
 def tanh_normal_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -251,9 +271,9 @@ def tanh_normal_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     log(1 - tanh(u)^2) is formed as 2 (log 2 - |u| - log1p(exp(-2|u|))), which stays exact where 1 - tanh(u)^2
     underflows.
     """
-    z = (u - mean) * (-log_std).exp()
+    z = (u - mean) * exp(-log_std)
     magnitude = u.abs()
-    log_det = 2.0 * (_LOG_2 - magnitude - torch.log1p((-2.0 * magnitude).exp()))
+    log_det = 2.0 * (_LOG_2 - magnitude - log1p(exp(-2.0 * magnitude)))
     return -0.5 * z * z - (log_std + _LOG_SQRT_2PI) - log_det
 
 
@@ -267,7 +287,7 @@ def sum_in_order(parts: list[Tensor]) -> Tensor:
 
 def _softplus(x: Tensor) -> Tensor:
     """max(x, 0) + log1p(e^-|x|); the maximum is formed so that its gradient at 0, where fresh policies are, is 1/2."""
-    return 0.5 * (x + x.abs()) + torch.log1p((-x.abs()).exp())
+    return 0.5 * (x + x.abs()) + log1p(exp(-x.abs()))
 
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -291,11 +311,11 @@ def squashed_sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 def _sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean, log_std = out.chunk(2, -1)
     log_std = log_std.clamp(*LOG_STD_RANGE)
-    noise = log_std.exp() * z
+    noise = exp(log_std) * z
     u = mean + noise
-    # log N(u) - log(1 - tanh(u)^2), summed over the elements of an action. This is no acting, so softplus will do.
+    # log N(u) - log(1 - tanh(u)^2), summed over the elements of an action.
     each = torch.addcmul(2.0 * (u + softplus(-2.0 * u)) - log_std, z, z, value=-0.5)
-    return torch.tanh(u), each.sum(-1) - each.shape[-1] * (_LOG_4 + _LOG_SQRT_2PI), noise
+    return tanh(u), each.sum(-1) - each.shape[-1] * (_LOG_4 + _LOG_SQRT_2PI), noise
 
 
 class _Squashed(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from penstock.agents.distributions import Distribution, Gaussian, SquashedGaussian, standard_normal
 from penstock.agents.mlp import orthogonal
 from penstock.core.tree import Tree
+from penstock.native.elementwise import exp, log
 
 _EPS = 1e-6
 """Added to variances, as in the authors' code: features may all be zero."""
@@ -39,13 +40,13 @@ class StateDependentOutput(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         mean = self.mean(h) if self.clip_mean is None else self.mean(h).clamp(-self.clip_mean, self.clip_mean)
-        variance = h.detach().square() @ (2.0 * self.log_std).exp()
-        return torch.cat([mean, 0.5 * (variance + _EPS).log()], -1)
+        variance = h.detach().square() @ exp(2.0 * self.log_std)
+        return torch.cat([mean, 0.5 * log(variance + _EPS)], -1)
 
     def offset(self, h: Tensor, noise: Tensor) -> Tensor:
         """[N, A] to be added to the means, from the uniforms [N, L A] of each row's matrix."""
         z = standard_normal(noise).unflatten(-1, self.log_std.shape)
-        return (h.unsqueeze(-1) * (self.log_std.exp() * z)).sum(-2)
+        return (h.unsqueeze(-1) * (exp(self.log_std) * z)).sum(-2)
 
 
 class StateDependentHead(nn.Module):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.agents.mlp import values_are_there
 from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec, describe
+from penstock.native.direct import values_are_there
 
 _BOARD, _GREY, _PICTURE = 5, 16, 36
 """Sides from which an array is an image: planes of a board, grey pictures of bytes, and floats without bounds."""

@@ -23,23 +23,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C import (  # pyright: ignore[reportPrivateUsage]
-    _get_tracing_state,  # pyright: ignore
-    _is_any_autocast_enabled,  # pyright: ignore
-    _len_torch_dispatch_stack,  # pyright: ignore
-)
-from torch._C._functorch import peek_interpreter_stack  # pyright: ignore
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
-from torch.compiler import is_compiling
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook  # pyright: ignore
 
 from penstock.agents.precision import in_full
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
 from penstock.core.machine import cpu_family
 from penstock.native import dense, library
+from penstock.native.direct import runs_directly, values_are_there
+from penstock.native.elementwise import orthogonal_
 
 Activation = Literal["tanh", "relu"]
 """Activations of the fused paths, whose derivative is a function of their output."""
@@ -66,7 +59,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 _INITS: dict[str, Callable[[Tensor], Any]] = {
-    "orthogonal": functools.partial(nn.init.orthogonal_, gain=math.sqrt(2.0)),
+    "orthogonal": functools.partial(orthogonal_, gain=math.sqrt(2.0)),
     "xavier_uniform": nn.init.xavier_uniform_,
     "xavier_normal": nn.init.xavier_normal_,
     "kaiming_uniform": functools.partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
@@ -87,7 +80,7 @@ _Linear, _Parameter = nn.Linear, nn.Parameter
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
     """Orthogonal weights of this gain and zero bias (Saxe et al. 2014; Engstrom et al. 2020 for PPO)."""
-    nn.init.orthogonal_(layer.weight, gain)
+    orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
@@ -340,35 +333,9 @@ def _tanh_(x: Tensor) -> Tensor:
     return x.tanh_()
 
 
-def values_are_there() -> bool:
-    """True if a tensor's numbers may decide what runs: operations are not traced, compiled, exported or mapped."""
-    return not (is_compiling() or _get_tracing_state() or is_transformed() or _len_torch_dispatch_stack())
-
-
 def surely(x: Tensor) -> bool:
     """True if these bools are all true and may decide what runs; on a GPU, which would have to be waited for, False."""
     return x.is_cpu and values_are_there() and bool(x.all())
-
-
-def is_transformed() -> bool:
-    """True inside `torch.func.vmap`, `grad` and their like."""
-    return peek_interpreter_stack() is not None
-
-
-def runs_directly() -> bool:
-    """True if operations run as they are called and nobody looks on.
-
-    False where `values_are_there` is, and under autocast, forward differentiation, or hooks of all modules.
-    """
-    return not (
-        is_compiling()
-        or _get_tracing_state()
-        or peek_interpreter_stack()
-        or _len_torch_dispatch_stack()
-        or _is_any_autocast_enabled()
-        or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-        or _has_any_global_hook()
-    )
 
 
 def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import AnyActivation, activations, are_plain, is_plain, mlp_chain, runs_directly
+from penstock.agents.mlp import AnyActivation, activations, are_plain, is_plain, mlp_chain
+from penstock.native.direct import runs_directly
 
 
 class NoisyLinear(nn.Module):

@@ -23,6 +23,7 @@ from penstock.core.batch import Inputs, flattened
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
+from penstock.native.elementwise import softmax
 
 Ladder = Literal["none", "ape-x", "log-space"]
 
@@ -305,7 +306,7 @@ class QAgent(Agent):
         """[..., A] Q of a network's outputs."""
         if self.outputs == 1:
             return out
-        return (out.softmax(-1) * self.atoms).sum(-1) if len(self.atoms) else out.mean(-1)
+        return (softmax(out) * self.atoms).sum(-1) if len(self.atoms) else out.mean(-1)
 
     def greedy(self, inputs: Inputs, q: Tensor) -> Tensor:
         """[...] index of the best action that the mask allows."""

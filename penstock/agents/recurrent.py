@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import is_transformed, values_are_there
 from penstock.agents.precision import in_full
 from penstock.core.tree import Tree, tree_map
+from penstock.native.direct import is_transformed, values_are_there
 
 
 class Memory(nn.Module):

@@ -28,6 +28,7 @@ from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.policy import Policy
 from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
+from penstock.native.elementwise import exp
 from penstock.replay.replay import Replay, ReplaySchedule, ReplaySettings, make_view
 
 
@@ -99,8 +100,8 @@ def critic_losses(
     factor, totals = cfg.cql_alpha, dict[str, Tensor]()
     if cfg.threshold is not None:  # appendix F: the multiplier rises while the gap is above the threshold
         log_multiplier = agent.get_parameter("log_multiplier")
-        factor = log_multiplier.detach().exp()
-        totals["multiplier"] = -log_multiplier.exp() * (gaps.detach().mean() - cfg.threshold)
+        factor = exp(log_multiplier.detach())
+        totals["multiplier"] = -exp(log_multiplier) * (gaps.detach().mean() - cfg.threshold)
     totals["critic"] = bellman + factor * gaps.sum()
     metrics = {
         "critic_loss": bellman.detach(),
@@ -114,7 +115,7 @@ def critic_losses(
 def alpha(agent: ControlAgent) -> Tensor:
     """The temperature, without gradient."""
     assert agent.log_alpha is not None
-    return agent.log_alpha.detach().exp().squeeze(0)
+    return exp(agent.log_alpha.detach()).squeeze(0)
 
 
 def optimizer_fn(agent: ControlAgent | QAgent, cfg: CQL) -> Optimizers:

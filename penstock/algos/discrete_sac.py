@@ -20,6 +20,7 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
+from penstock.native.elementwise import exp, log
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -27,7 +28,7 @@ def postprocess_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC)
     """Adds `target` = r + discount * sum_a pi(a|s') (min_k Q_target(s', a) - alpha log pi(a|s'))  (eq. 2, 3 and 10)."""
     following = x["next"]
     logp = agent(following)
-    value = (logp.exp() * (agent.target_q(following).amin(0) - alpha(agent) * logp)).sum(-1)
+    value = (exp(logp) * (agent.target_q(following).amin(0) - alpha(agent) * logp)).sum(-1)
     target = agent.scaled_reward(x["return"]) + agent.unless_stuck(following, x["discount"]) * value
     return TrainBatch(x.inputs, {**x.rows, "target": target}, None)
 
@@ -39,12 +40,12 @@ def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Los
     squares, priorities = ops.critic_loss(q.gather(2, index).squeeze(2), x["target"], x.rows.get("weight"))
     critic_loss = 0.5 * squares
     logp = agent(x.inputs)
-    p = logp.exp()
+    p = exp(logp)
     actor_loss = (p * (alpha(agent) * logp - q.detach().amin(0))).sum(-1).mean()
     totals = {"critic": critic_loss, "actor": actor_loss}
     entropy = -(p * logp).detach().sum(-1)
     if cfg.alpha == "auto":
-        wanted = cfg.entropy_share * agent.legal_count(x.inputs).log()
+        wanted = cfg.entropy_share * log(agent.legal_count(x.inputs))
         totals["alpha"] = (agent.log_alpha * (entropy - wanted).mean()).mean()
     metrics = {
         "critic_loss": critic_loss,
@@ -58,7 +59,7 @@ def loss_fn(agent: DiscreteControlAgent, x: TrainBatch, cfg: DiscreteSAC) -> Los
 
 def alpha(agent: DiscreteControlAgent) -> Tensor:
     """The temperature, without gradient."""
-    return agent.log_alpha.detach().exp().squeeze(0)
+    return exp(agent.log_alpha.detach()).squeeze(0)
 
 
 def optimizer_fn(agent: DiscreteControlAgent, cfg: DiscreteSAC) -> Optimizers:

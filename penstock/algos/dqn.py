@@ -26,6 +26,7 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
+from penstock.native.elementwise import log_softmax, softmax
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 from penstock.replay.storage import Storage
@@ -40,7 +41,7 @@ def postprocess_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> TrainBatch:
     best_out = of_action(out, best)
     reward, discount = agent.scaled_reward(x["return"]), agent.unless_stuck(following, x["discount"])
     if cfg.distributional == "c51":
-        target = ops.project_categorical(best_out.softmax(-1), reward, discount, agent.atoms)
+        target = ops.project_categorical(softmax(best_out), reward, discount, agent.atoms)
     elif cfg.distributional == "quantile":
         target = reward.unsqueeze(-1) + discount.unsqueeze(-1) * best_out
     else:
@@ -55,8 +56,8 @@ def loss_fn(agent: QAgent, x: TrainBatch, cfg: DQN) -> Loss:
         total, priorities = ops.td_loss(chosen, x["target"], x.rows.get("weight"), cfg.huber_delta)
         return Loss(total, {"loss": total.detach(), "q": chosen.detach().mean()}, priorities)
     if cfg.distributional == "c51":
-        each = ops.categorical_cross_entropy(x["target"], chosen.log_softmax(-1))
-        priorities, q = each.detach(), (chosen.detach().softmax(-1) * agent.atoms).sum(-1)
+        each = ops.categorical_cross_entropy(x["target"], log_softmax(chosen))
+        priorities, q = each.detach(), (softmax(chosen.detach()) * agent.atoms).sum(-1)
     else:
         each = ops.quantile_huber(chosen, x["target"], kappa=cfg.huber_delta)
         q = chosen.detach().mean(-1)

@@ -22,6 +22,7 @@ from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import AlgorithmFunctions, Settings
 from penstock.learn.slot_partition import moved_unit
+from penstock.native.elementwise import exp
 
 
 def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> TrainBatch:
@@ -40,7 +41,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> Train
         rho_bar=cfg.rho_bar,
         c_bar=cfg.c_bar,
     )
-    ratio = log_ratio.exp()
+    ratio = exp(log_ratio)
     metrics = {
         "rho_mean": ops.masked_mean(ratio.clamp(max=cfg.rho_bar), batch.valid),
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside

@@ -24,6 +24,7 @@ from penstock.learn.algorithm import Loss
 from penstock.learn.optimizers import adam
 from penstock.learn.settings import AlgorithmFunctions, MinibatchSettings
 from penstock.learn.slot_partition import batch_mean
+from penstock.native.elementwise import exp
 
 
 def agent_fn(spec: EnvSpec, settings: Any) -> Agent:
@@ -56,7 +57,7 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: MARWIL) -> TrainBatch:
     rate = (1.0 / batches).clamp(min=cfg.norm_rate)
     square += rate * (batch_mean(advantage.square(), batch.valid) - square)
     norm = square.sqrt() + 1e-8
-    weight = (cfg.beta * advantage / norm).exp().clamp(max=cfg.max_weight)
+    weight = exp(cfg.beta * advantage / norm).clamp(max=cfg.max_weight)
     metrics = {
         "explained_variance": ops.explained_variance(value[:-1], return_, batch.valid),
         "advantage_norm": norm,

@@ -19,6 +19,7 @@ from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
 from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
+from penstock.native.elementwise import exp
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
 
@@ -58,7 +59,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: SAC) -> Loss:
 def alpha(agent: ControlAgent) -> torch.Tensor:
     """The temperature, without gradient."""
     assert agent.log_alpha is not None
-    return agent.log_alpha.detach().exp().squeeze(0)
+    return exp(agent.log_alpha.detach()).squeeze(0)
 
 
 def target_entropy(agent: ControlAgent, cfg: SAC) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.learn.algorithm import Loss, Optimizer, OptimizerFn, Optimizers
+from penstock.native import updates
 
 OptimizerName = Literal["adam", "adamw", "rmsprop"]
 _SMALLEST = sys.float_info.min
@@ -75,7 +76,7 @@ def make_optimizer(
     own = lr or of_all
     if kind == "rmsprop":
         group = {"params": list(parameters), "lr_scale": own / of_all}
-        return torch.optim.RMSprop([group], lr=own, alpha=0.99, eps=eps, weight_decay=decay, foreach=True)
+        return RMSprop([group], lr=own, alpha=0.99, eps=eps, weight_decay=decay, foreach=True)
     return Adam(parameters, lr=own, eps=eps, lr_scale=own / of_all, weight_decay=decay, decoupled=kind == "adamw")
 
 
@@ -212,12 +213,10 @@ def set_gradients(
     norms: dict[str, float] = {}
     for name, (parameters, gradients, total) in found.items():
         present = [g for g in gradients if g is not None]
-        each = torch._foreach_norm(present)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         members: dict[str, list[int]] = {}
         for i, p in enumerate(p for p, g in zip(parameters, gradients) if g is not None):
             members.setdefault(group_of.get(id(p), name), []).append(i)
-        whole = [torch.linalg.vector_norm(torch.stack([each[i] for i in x])) for x in members.values()]
-        *found_norms, value = torch.stack([*whole, total.reshape(())]).tolist()  # one wait for a device
+        *found_norms, value = _norms_of(present, members.values(), total)
         norms.update(zip(members, found_norms))
         if not all(map(math.isfinite, (*found_norms, value))):
             return norms if math.isfinite(value) else {name: value}
@@ -234,6 +233,16 @@ def set_gradients(
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = None if gradient is None else next(scaled)
     return norms
+
+
+def _norms_of(gradients: Sequence[Tensor], groups: Iterable[Sequence[int]], total: Tensor) -> list[float]:
+    """The norm of each group of gradients, given by their numbers, and the loss last."""
+    if updates.takes(gradients):
+        squares = updates.squares(gradients)
+        return [*(math.sqrt(sum(squares[i] for i in group)) for group in groups), total.item()]
+    parts = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    whole = [torch.linalg.vector_norm(torch.stack([parts[i] for i in group])) for group in groups]
+    return torch.stack([*whole, total.reshape(())]).tolist()  # one wait for a device
 
 
 def gradients_of(loss: Loss, optimizers: Optimizers) -> dict[str, Gradients]:
@@ -318,7 +327,7 @@ def judged(loss: Loss) -> Loss:
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015, algorithm 1) through torch's fused kernel, bit for bit as `torch.optim.Adam`.
+    """Adam (Kingma and Ba 2015, algorithm 1) by the native kernel, or torch's fused one as `torch.optim.Adam` has it.
 
     For twelve small arrays most of that class's step is Python around the kernel, and the first optimizer of a
     process imports torch's compiler, which takes 0.85 s. Groups may be parted after it was made, before the first step.
@@ -384,6 +393,11 @@ class Adam:
             params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
             torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         gradients = [_laid_out_as(p, p.grad) for p in params if p.grad is not None]
+        if updates.takes(params):  # and with them gradients and moments
+            counts = self._count if len(held) == len(self._count) else torch.stack(steps)
+            own = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            updates.adam(params, gradients, averages, squares, counts, **own, decoupled=self._kernel is _ADAMW)
+            return
         with _subnormals_flushed():
             self._kernel(
                 params,
@@ -428,6 +442,32 @@ class Adam:
             )
         for own, settings in zip(self.param_groups, groups):
             own.update(settings, betas=tuple(settings["betas"]))
+
+
+class RMSprop(torch.optim.RMSprop):
+    """torch's, whose steps without momentum the native kernel takes where it can."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            plain = not (group["momentum"] or group["centered"] or group["maximize"])
+            if closure is not None or not plain or not updates.takes(held):
+                return super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                self._step(group)
+        return None
+
+    def _step(self, group: dict[str, Any]) -> None:
+        held = [p for p in group["params"] if p.grad is not None]
+        for p in held:
+            state = self.state[p]
+            if not state:
+                state.update(step=torch.zeros(()), square_avg=torch.zeros_like(p, memory_format=torch.preserve_format))
+            state["step"] += 1.0
+        gradients = [_laid_out_as(p, p.grad) for p in held if p.grad is not None]
+        own = {key: group[key] for key in ("lr", "alpha", "eps", "weight_decay")}
+        updates.rmsprop(held, gradients, [self.state[p]["square_avg"] for p in held], **own)
 
 
 @contextlib.contextmanager

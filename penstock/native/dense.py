@@ -20,9 +20,12 @@ _widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int]] = {}
 
 def takes(x: Tensor, parameters: Sequence[Tensor]) -> bool:
     """True if all are float32 matrices and biases on the CPU that lie row after row; asked where there is a library."""
-    if x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2:
-        return False
-    return all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() for p in parameters)
+    return x.dtype is torch.float32 and x.is_cpu and x.dim() == 2 and takes_all(parameters)
+
+
+def takes_all(tensors: Sequence[Tensor]) -> bool:
+    """True if all are of float32, on the CPU, and lie row after row."""
+    return all(x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
 
 
 def forward(
@@ -42,12 +45,12 @@ def forward(
         rows,
         len(weights),
         _as_ints(widths),
-        _addresses(weights),
-        _addresses(parameters[1::2]),
+        addresses(weights),
+        addresses(parameters[1::2]),
         _ACTIVATIONS[activation],
         activated,
         turned,
-        _addresses(outputs),
+        addresses(outputs),
     )
     return outputs
 
@@ -78,14 +81,14 @@ def backward(
         rows,
         len(weights),
         _as_ints(widths),
-        _addresses(weights),
+        addresses(weights),
         _ACTIVATIONS[activation],
         activated,
         turned,
-        _addresses(outputs),
+        addresses(outputs),
         gradient.data_ptr(),
-        None if into is None else _addresses(into[::2]),
-        None if into is None else _addresses(into[1::2]),
+        None if into is None else addresses(into[::2]),
+        None if into is None else addresses(into[1::2]),
         None if found is None else found.data_ptr(),
         spare[0].data_ptr(),
         spare[1].data_ptr(),
@@ -104,5 +107,6 @@ def _as_ints(widths: tuple[int, ...]) -> ctypes.Array[ctypes.c_int]:
     return found
 
 
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where the numbers of each tensor lie."""
     return (ctypes.c_void_p * len(tensors))(*[x.data_ptr() for x in tensors])

@@ -5,14 +5,18 @@ fused multiply-add. So its bits depend neither on the rows beside it nor on the 
 with fused multiply-add gives the same. Nothing may be reordered or fused besides: -ffp-contract=off, no -ffast-math.
 
 The file includes itself once for every set of instructions: the text below is the same for all, of vectors V of W
-floats. Weights are [outputs, inputs] as torch's Linear has them, or [inputs, outputs] ("turned"). */
+floats. Functions of one number (exp, log, ...) are written out, too, for C libraries choose theirs by the processor;
+compilers turn their loops into vectors. Weights are [outputs, inputs] as torch's Linear has them, or [inputs, outputs]
+("turned"). */
 
 #ifndef V
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { NONE, TANH, RELU };
+enum { EXP, LOG, LOG1P, TANH_OF, NORMAL };
 #define API __attribute__((visibility("default")))
 #define HIDDEN static inline __attribute__((always_inline, unused))
 
@@ -118,22 +122,48 @@ static float *panel(long floats)
 #pragma GCC pop_options
 #endif
 
+typedef void Orthonormal(double *, long, long);
+typedef void Squares(int, const float *const *, const long *, double *);
+typedef void Adam(int, float *const *, const float *const *, float *const *, float *const *, const long *, const float *,
+                  double, double, double, double, double, int);
+typedef void Rmsprop(int, float *const *, const float *const *, float *const *, const long *, double, double, double,
+                     double);
+typedef void Apply(int, const float *, long, float *);
+typedef void LogSoftmax(const float *, long, int, float *);
+typedef void Categorical(const float *, long, int, const uint8_t *, const float *, int64_t, int64_t *, float *);
+typedef void Gaussian(const float *, long, int, const float *, const float *, const float *, const float *, int,
+                      float *, float *);
+typedef void Control(const float *, long, int, int, float, const float *, const float *, const float *, float *);
 typedef void Forward(const float *, long, int, const int *, const float *const *, const float *const *, int, int, int,
                      float *const *);
 typedef void Backward(const float *, long, int, const int *, const float *const *, int, int, int, float *const *,
                       const float *, float *const *, float *const *, float *, float *, float *);
+#define KERNEL(isa)                                                                                                    \
+    {                                                                                                                  \
+        #isa, forward_##isa, backward_##isa, squares_##isa, adam_##isa, rmsprop_##isa, apply_##isa,                 \
+            orthonormal_##isa, log_softmax_##isa, categorical_##isa, gaussian_##isa, control_##isa                                                                                             \
+    }
 static const struct Kernel {
     const char *name;
     Forward *forward;
     Backward *backward;
+    Squares *squares;
+    Adam *adam;
+    Rmsprop *rmsprop;
+    Apply *apply;
+    Orthonormal *orthonormal;
+    LogSoftmax *log_softmax;
+    Categorical *categorical;
+    Gaussian *gaussian;
+    Control *control;
 } kernels[] = {
 #if defined(__x86_64__)
-    {"avx512", forward_avx512, backward_avx512},
-    {"avx2", forward_avx2, backward_avx2},
+    KERNEL(avx512),
+    KERNEL(avx2),
 #elif defined(__aarch64__)
-    {"neon", forward_neon, backward_neon},
+    KERNEL(neon),
 #endif
-    {"scalar", forward_scalar, backward_scalar},
+    KERNEL(scalar),
 };
 static const struct Kernel *kernel;
 
@@ -177,6 +207,73 @@ API void backward(const float *x, long rows, int layers, const int *width, const
 {
     kernel->backward(x, rows, layers, width, weight, activation, activated, turned, out, gradient, for_weight, for_bias,
                      for_x, spare0, spare1);
+}
+
+/* y = f(x), element by element, for f of the list at the top: EXP, LOG, LOG1P, TANH_OF, and NORMAL, the standard normal
+   at whose left x of all lies. */
+API void apply(int f, const float *x, long size, float *y)
+{
+    kernel->apply(f, x, size, y);
+}
+
+/* sum[i] = the sum of the squares of the size[i] numbers at x[i]. */
+API void squares(int count, const float *const *x, const long *size, double *sum)
+{
+    kernel->squares(count, x, size, sum);
+}
+
+/* A step of Adam (Kingma and Ba 2015, algorithm 1) for each of `count` parameters of size[i] numbers, of which step[i]
+   counts the steps, this one too. `decay` of the parameters goes into their gradients, or with `decoupled` is taken off
+   beside them. Moments that are subnormal become 0, since processors are slow on them. */
+API void adam(int count, float *const *parameter, const float *const *gradient, float *const *average,
+              float *const *square, const long *size, const float *step, double lr, double beta1, double beta2,
+              double eps, double decay, int decoupled)
+{
+    kernel->adam(count, parameter, gradient, average, square, size, step, lr, beta1, beta2, eps, decay, decoupled);
+}
+
+/* A step of RMSprop, p -= lr g / (root of the mean square + eps), for each of `count` parameters of size[i] numbers. */
+API void rmsprop(int count, float *const *parameter, const float *const *gradient, float *const *square,
+                 const long *size, double lr, double alpha, double eps, double decay)
+{
+    kernel->rmsprop(count, parameter, gradient, square, size, lr, alpha, eps, decay);
+}
+
+/* Makes rows [rows, n], rows <= n, orthogonal and of length 1, in place (Gram-Schmidt, each row twice). */
+API void orthonormal(double *x, long rows, long n)
+{
+    kernel->orthonormal(x, rows, n);
+}
+
+/* log of the softmax of each row [rows, n]. */
+API void log_softmax(const float *x, long rows, int n, float *y)
+{
+    kernel->log_softmax(x, rows, n, y);
+}
+
+/* A choice for each row of logits [rows, n] and its log-probability: by inverse CDF of `uniform` [rows], or the likeliest
+   where that is 0. Choices whose `mask` [rows, n] is 0 are never made (mask 0: all are legal). */
+API void categorical(const float *logits, long rows, int n, const uint8_t *mask, const float *uniform, int64_t start,
+                     int64_t *action, float *logp)
+{
+    kernel->categorical(logits, rows, n, mask, uniform, start, action, logp);
+}
+
+/* Actions [rows, n] center + half x and their log densities [rows], x normal about `mean` [rows, n] with deviations
+   exp(log_std) [n], by inverse CDF of `uniform` [rows, n] (0: x is the mean), pressed through tanh where `squash`. */
+API void gaussian(const float *mean, long rows, int n, const float *log_std, const float *center, const float *half,
+                  const float *uniform, int squash, float *action, float *logp)
+{
+    kernel->gaussian(mean, rows, n, log_std, center, half, uniform, squash, action, logp);
+}
+
+/* Actions [rows, n] center + half u of an off-policy actor with outputs [rows, n]: u = tanh(output) + spread z, cut at
+   -1 and 1; or with `gaussian` of outputs [rows, 2 n], means and log deviations: u = tanh(mean + deviation z). z is
+   normal by inverse CDF of `uniform` [rows, n]; 0: z is 0. */
+API void control(const float *out, long rows, int n, int gaussian, float spread, const float *uniform,
+                 const float *center, const float *half, float *action)
+{
+    kernel->control(out, rows, n, gaussian, spread, uniform, center, half, action);
 }
 
 #else /* the text for one set of instructions */
@@ -401,6 +498,357 @@ static void NAME(backward)(const float *x, long rows, int layers, const int *wid
             spare1 = before;
         }
     }
+}
+
+/* Functions of one number, by fused multiply-adds in a fixed order. Where a branch would be, both are computed. */
+
+HIDDEN float NAME(from_bits)(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+HIDDEN uint32_t NAME(bits_of)(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* e^x = 2^k e^r with r within half of log 2; polynomial of S. Moshier's Cephes (expf). */
+HIDDEN float NAME(exp_of)(float x)
+{
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    float cut = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;
+    float shifted = __builtin_fmaf(cut, 1.44269504088896341f, shift), k = shifted - shift;
+    float r = __builtin_fmaf(k, -0.693359375f, cut);
+    r = __builtin_fmaf(k, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = __builtin_fmaf(p, r, 1.3981999507e-3f);
+    p = __builtin_fmaf(p, r, 8.3334519073e-3f);
+    p = __builtin_fmaf(p, r, 4.1665795894e-2f);
+    p = __builtin_fmaf(p, r, 1.6666665459e-1f);
+    p = __builtin_fmaf(p, r, 5.0000001201e-1f);
+    p = __builtin_fmaf(p, r * r, r) + 1.0f;
+    int32_t whole = (int32_t)(NAME(bits_of)(shifted) - NAME(bits_of)(shift)), first = whole >> 1;
+    float low = NAME(from_bits)((uint32_t)(first + 127) << 23);
+    float high = NAME(from_bits)((uint32_t)(whole - first + 127) << 23);
+    return p * low * high; /* in two steps, for results beside 0 and beside infinity */
+}
+
+/* log x = e log 2 + log m with m within a root of 2; polynomial of Cephes (logf). */
+HIDDEN float NAME(log_of)(float x)
+{
+    int small = x < 1.17549435e-38f;
+    uint32_t bits = NAME(bits_of)(small ? x * 16777216.0f : x);
+    uint32_t above = bits - 0x3f3504f3; /* of the root of 1/2 */
+    float e = (float)((int32_t)above >> 23) - (small ? 24.0f : 0.0f);
+    float m = NAME(from_bits)((above & 0x7fffff) + 0x3f3504f3) - 1.0f, square = m * m;
+    float p = 7.0376836292e-2f;
+    p = __builtin_fmaf(p, m, -1.1514610310e-1f);
+    p = __builtin_fmaf(p, m, 1.1676998740e-1f);
+    p = __builtin_fmaf(p, m, -1.2420140846e-1f);
+    p = __builtin_fmaf(p, m, 1.4249322787e-1f);
+    p = __builtin_fmaf(p, m, -1.6668057665e-1f);
+    p = __builtin_fmaf(p, m, 2.0000714765e-1f);
+    p = __builtin_fmaf(p, m, -2.4999993993e-1f);
+    p = __builtin_fmaf(p, m, 3.3333331174e-1f);
+    p = p * m * square;
+    p = __builtin_fmaf(e, -2.12194440e-4f, p);
+    p = __builtin_fmaf(-0.5f, square, p);
+    float y = __builtin_fmaf(e, 0.693359375f, m + p);
+    y = x == INFINITY ? INFINITY : y;
+    return x > 0.0f ? y : x == 0.0f ? -INFINITY : NAN;
+}
+
+/* log(1 + x) by log(u) x / (u - 1) with u = 1 + x rounded (W. Kahan). */
+HIDDEN float NAME(log1p_of)(float x)
+{
+    float u = 1.0f + x, y = NAME(log_of)(u) * (x / (u - 1.0f));
+    y = u == 1.0f ? x : y;
+    return u == INFINITY ? INFINITY : u == 0.0f ? -INFINITY : y;
+}
+
+HIDDEN void NAME(tanh_all)(const float *x, long size, float *y)
+{
+    for (long i = 0; i < size; i += W) {
+        int here = size - i < W ? (int)(size - i) : W;
+        float part[W];
+        STORE(part, NAME(tanh_of)(NAME(some)(x + i, here)));
+        memcpy(y + i, part, here * sizeof(float));
+    }
+}
+
+/* The standard normal at whose left x of all lies: the root of 2 times erfinv(2 x - 1) by M. Giles ("Approximating the
+   erfinv function", 2010, single precision). */
+HIDDEN float NAME(normal_of)(float x)
+{
+    float y = __builtin_fmaf(2.0f, x, -1.0f), w = -NAME(log_of)((1.0f - y) * (1.0f + y)), a = w - 2.5f;
+    float b = __builtin_sqrtf(w > 5.0f ? w : 5.0f) - 3.0f;
+    float p = 2.81022636e-08f, q = -0.000200214257f;
+    p = __builtin_fmaf(p, a, 3.43273939e-07f);
+    q = __builtin_fmaf(q, b, 0.000100950558f);
+    p = __builtin_fmaf(p, a, -3.5233877e-06f);
+    q = __builtin_fmaf(q, b, 0.00134934322f);
+    p = __builtin_fmaf(p, a, -4.39150654e-06f);
+    q = __builtin_fmaf(q, b, -0.00367342844f);
+    p = __builtin_fmaf(p, a, 0.00021858087f);
+    q = __builtin_fmaf(q, b, 0.00573950773f);
+    p = __builtin_fmaf(p, a, -0.00125372503f);
+    q = __builtin_fmaf(q, b, -0.0076224613f);
+    p = __builtin_fmaf(p, a, -0.00417768164f);
+    q = __builtin_fmaf(q, b, 0.00943887047f);
+    p = __builtin_fmaf(p, a, 0.246640727f);
+    q = __builtin_fmaf(q, b, 1.00167406f);
+    p = __builtin_fmaf(p, a, 1.50140941f);
+    q = __builtin_fmaf(q, b, 2.83297682f);
+    return 1.41421356f * ((w < 5.0f ? p : q) * y);
+}
+
+#define EACH(f)                                                                                                        \
+    for (long i = 0; i < size; i++)                                                                                    \
+        y[i] = NAME(f)(x[i]);                                                                                          \
+    break
+static void NAME(apply)(int f, const float *x, long size, float *y)
+{
+    switch (f) {
+    case EXP: EACH(exp_of);
+    case LOG: EACH(log_of);
+    case LOG1P: EACH(log1p_of);
+    case TANH_OF: NAME(tanh_all)(x, size, y); break;
+    default: EACH(normal_of);
+    }
+}
+#undef EACH
+
+static void NAME(squares)(int count, const float *const *x, const long *size, double *sum)
+{
+    for (int c = 0; c < count; c++) { /* eight sums, which any width of vectors can hold */
+        const float *own = x[c];
+        double part[8] = {0};
+        long i = 0;
+        for (; i + 8 <= size[c]; i += 8)
+            for (int k = 0; k < 8; k++)
+                part[k] = __builtin_fma(own[i + k], own[i + k], part[k]);
+        for (; i < size[c]; i++)
+            part[i % 8] = __builtin_fma(own[i], own[i], part[i % 8]);
+        sum[c] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+    }
+}
+
+HIDDEN double NAME(power)(double x, long n)
+{
+    double y = 1.0;
+    for (; n; n >>= 1, x *= x)
+        y = n & 1 ? y * x : y;
+    return y;
+}
+
+static void NAME(adam)(int count, float *const *parameter, const float *const *gradient, float *const *average,
+                       float *const *square, const long *size, const float *step, double lr, double beta1, double beta2,
+                       double eps, double decay, int decoupled)
+{
+    const float least = 1.17549435e-38f, kept = (float)beta2, small = (float)eps;
+    const float fresh = (float)(1.0 - beta1), fresh_square = (float)(1.0 - beta2);
+    const float added = decoupled ? 0.0f : (float)decay, left = decoupled ? (float)(1.0 - lr * decay) : 1.0f;
+    for (int c = 0; c < count; c++) {
+        const float rate = (float)(lr / (1.0 - NAME(power)(beta1, (long)step[c])));
+        const float unit = (float)(1.0 / __builtin_sqrt(1.0 - NAME(power)(beta2, (long)step[c])));
+        float *restrict p = parameter[c], *restrict m = average[c], *restrict v = square[c];
+        const float *restrict g = gradient[c];
+        for (long i = 0; i < size[c]; i++) {
+            float own = __builtin_fmaf(added, p[i], g[i]);
+            float mean = __builtin_fmaf(fresh, own - m[i], m[i]);
+            float mean_square = __builtin_fmaf(fresh_square, own * own, kept * v[i]);
+            mean = mean < least && mean > -least ? 0.0f : mean;
+            mean_square = mean_square < least ? 0.0f : mean_square;
+            m[i] = mean;
+            v[i] = mean_square;
+            p[i] = p[i] * left - rate * mean / __builtin_fmaf(__builtin_sqrtf(mean_square), unit, small);
+        }
+    }
+}
+
+static void NAME(rmsprop)(int count, float *const *parameter, const float *const *gradient, float *const *square,
+                          const long *size, double lr, double alpha, double eps, double decay)
+{
+    const float kept = (float)alpha, fresh = (float)(1.0 - alpha), small = (float)eps, added = (float)decay;
+    for (int c = 0; c < count; c++) {
+        float *restrict p = parameter[c], *restrict v = square[c];
+        const float *restrict g = gradient[c];
+        for (long i = 0; i < size[c]; i++) {
+            float own = __builtin_fmaf(added, p[i], g[i]);
+            v[i] = __builtin_fmaf(fresh, own * own, kept * v[i]);
+            p[i] = __builtin_fmaf(-(float)lr, own / (__builtin_sqrtf(v[i]) + small), p[i]);
+        }
+    }
+}
+
+/* The product of two rows, by eight sums that any width of vectors can hold. */
+HIDDEN double NAME(dot)(const double *x, const double *y, long n)
+{
+    double sum[8] = {0};
+    long i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++)
+            sum[k] = __builtin_fma(x[i + k], y[i + k], sum[k]);
+    for (; i < n; i++)
+        sum[i % 8] = __builtin_fma(x[i], y[i], sum[i % 8]);
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+static void NAME(orthonormal)(double *x, long rows, long n)
+{
+    for (long r = 0; r < rows; r++) {
+        double *own = x + r * n;
+        for (long j = 0; j < 2 * r; j++) {
+            const double *other = x + (j % r) * n, part = NAME(dot)(own, other, n);
+            for (long i = 0; i < n; i++)
+                own[i] = __builtin_fma(-part, other[i], own[i]);
+        }
+        double length = __builtin_sqrt(NAME(dot)(own, own, n));
+        for (long i = 0; i < n; i++)
+            own[i] /= length;
+    }
+}
+
+/* Of n numbers, NaN if there is one. */
+HIDDEN float NAME(largest)(const float *x, int n)
+{
+    float most = x[0];
+    for (int i = 1; i < n; i++)
+        most = x[i] > most || x[i] != x[i] ? x[i] : most;
+    return most;
+}
+
+static void NAME(log_softmax)(const float *x, long rows, int n, float *y)
+{
+    float *e = panel(n);
+    for (long r = 0; r < rows; r++, x += n, y += n) {
+        float most = NAME(largest)(x, n), total = 0.0f;
+        for (int i = 0; i < n; i++)
+            y[i] = x[i] - most;
+        for (int i = 0; i < n; i++)
+            e[i] = NAME(exp_of)(y[i]);
+        for (int i = 0; i < n; i++)
+            total += e[i];
+        total = NAME(log_of)(total);
+        for (int i = 0; i < n; i++)
+            y[i] -= total;
+    }
+}
+
+static void NAME(categorical)(const float *logits, long rows, int n, const uint8_t *mask, const float *uniform,
+                              int64_t start, int64_t *action, float *logp)
+{
+    long size = rows * n;
+    float *above = panel(3 * size), *e = above + size, *legal = e + size;
+    if (mask) {
+        for (long i = 0; i < size; i++)
+            legal[i] = mask[i] ? logits[i] : -1e30f;
+        logits = legal;
+    }
+    for (long r = 0; r < rows; r++) {
+        float most = NAME(largest)(logits + r * n, n);
+        for (int i = 0; i < n; i++)
+            above[r * n + i] = logits[r * n + i] - most;
+    }
+    for (long i = 0; i < size; i++)
+        e[i] = NAME(exp_of)(above[i]);
+    for (long r = 0; r < rows; r++) {
+        const float *own = e + r * n;
+        float total = 0.0f, sum = 0.0f;
+        for (int i = 0; i < n; i++)
+            total += own[i];
+        int chosen = 0;
+        if (uniform) { /* so that the sum passes it at a choice of more than 0, whatever is rounded */
+            float at = uniform[r] * (total * (1.0f - 0x1p-21f));
+            for (; chosen < n - 1; chosen++) {
+                sum += own[chosen];
+                if (sum > at)
+                    break;
+            }
+        } else
+            while (chosen < n - 1 && above[r * n + chosen] < 0.0f)
+                chosen++;
+        action[r] = chosen + start;
+        logp[r] = above[r * n + chosen] - NAME(log_of)(total);
+    }
+}
+
+#define LOG_SQRT_2PI 0.918938533f
+#define EDGE 0.999999f /* squashed actions stay inside, as in penstock/agents/distributions.py */
+static void NAME(gaussian)(const float *mean, long rows, int n, const float *log_std, const float *center,
+                           const float *half, const float *uniform, int squash, float *action, float *logp)
+{
+    long size = rows * n;
+    float *std = panel(4 * (long)n + 2 * size), *inverse = std + n, *constant = inverse + n, *z = constant + 2 * n;
+    float *each = z + size;
+    for (int i = 0; i < n; i++) {
+        std[i] = NAME(exp_of)(log_std[i]);
+        inverse[i] = NAME(exp_of)(-log_std[i]);
+        constant[i] = log_std[i] + (NAME(log_of)(half[i]) + LOG_SQRT_2PI);
+    }
+    for (long i = 0; i < size; i++)
+        z[i] = uniform ? NAME(normal_of)(uniform[i]) : 0.0f;
+    for (long r = 0; r < rows; r++)
+        for (int i = 0; i < n; i++)
+            z[r * n + i] = __builtin_fmaf(std[i], z[r * n + i], mean[r * n + i]);
+    if (squash) {
+        NAME(tanh_all)(z, size, z);
+        for (long i = 0; i < size; i++)
+            z[i] = z[i] > EDGE ? EDGE : z[i] < -EDGE ? -EDGE : z[i];
+    }
+    for (long r = 0; r < rows; r++)
+        for (int i = 0; i < n; i++) /* the density is that of the action as it is stored */
+            action[r * n + i] = __builtin_fmaf(half[i], z[r * n + i], center[i]);
+    for (long r = 0; r < rows; r++)
+        for (int i = 0; i < n; i++)
+            z[r * n + i] = (action[r * n + i] - center[i]) / half[i];
+    if (squash)
+        for (long i = 0; i < size; i++) {
+            float y = z[i] > EDGE ? EDGE : z[i] < -EDGE ? -EDGE : z[i];
+            float x = 0.5f * (NAME(log1p_of)(y) - NAME(log1p_of)(-y)), far = x < 0.0f ? -x : x;
+            z[i] = x;
+            each[i] = 2.0f * (0.693147181f - far - NAME(log1p_of)(NAME(exp_of)(-2.0f * far)));
+        }
+    for (long r = 0; r < rows; r++) {
+        float sum = 0.0f;
+        for (int i = 0; i < n; i++) {
+            float off = (z[r * n + i] - mean[r * n + i]) * inverse[i];
+            sum += __builtin_fmaf(-0.5f * off, off, -constant[i]) - (squash ? each[r * n + i] : 0.0f);
+        }
+        logp[r] = sum;
+    }
+}
+
+static void NAME(control)(const float *out, long rows, int n, int gaussian, float spread, const float *uniform,
+                          const float *center, const float *half, float *action)
+{
+    long size = rows * n, step = gaussian ? 2 * n : n;
+    float *z = panel(3 * size), *mean = z + size, *std = mean + size;
+    for (long i = 0; i < size; i++)
+        z[i] = uniform ? NAME(normal_of)(uniform[i]) : 0.0f;
+    for (long r = 0; r < rows; r++)
+        memcpy(mean + r * n, out + r * step, n * sizeof(float));
+    if (gaussian) {
+        for (long r = 0; r < rows; r++)
+            for (int i = 0; i < n; i++) {
+                float x = out[r * step + n + i];
+                std[r * n + i] = x > 2.0f ? 2.0f : x < -20.0f ? -20.0f : x;
+            }
+        for (long i = 0; i < size; i++)
+            mean[i] = __builtin_fmaf(NAME(exp_of)(std[i]), z[i], mean[i]);
+    }
+    NAME(tanh_all)(mean, size, mean);
+    for (long i = 0; i < size && !gaussian; i++) {
+        float x = __builtin_fmaf(spread, z[i], mean[i]);
+        mean[i] = x > 1.0f ? 1.0f : x < -1.0f ? -1.0f : x;
+    }
+    for (long r = 0; r < rows; r++)
+        for (int i = 0; i < n; i++)
+            action[r * n + i] = __builtin_fmaf(half[i], mean[r * n + i], center[i]);
 }
 
 #undef ISA

@@ -11,7 +11,7 @@ from typing import Any
 VARIABLE = "PENSTOCK_NATIVE"
 """Environment variable: 1 turns the library on, also in all processes that are started; avx512, avx2, neon or scalar
 choose instructions besides, for tests. Without it, or with 0, torch and numpy compute everything."""
-VERSION = 1
+VERSION = 2
 """Version of the order in which sums are made; libraries of one version give equal bits."""
 TORCH = "torch"
 """Name of what computes without the library."""
@@ -50,7 +50,26 @@ def loaded() -> tuple[Any, str]:
         *(address, size, count, address, address, count, count, count, address),
         *(address, address, address, address, address, address),
     ]
-    library.forward.restype = library.backward.restype = None
+    library.apply.argtypes = [count, address, size, address]
+    library.squares.argtypes = [count, address, address, address]
+    library.adam.argtypes = [count, *([address] * 6), *([ctypes.c_double] * 5), count]
+    library.rmsprop.argtypes = [count, *([address] * 4), *([ctypes.c_double] * 4)]
+    library.orthonormal.argtypes = [address, size, size]
+    library.log_softmax.argtypes = [address, size, count, address]
+    library.categorical.argtypes = [address, size, count, address, address, ctypes.c_int64, address, address]
+    library.gaussian.argtypes = [address, size, count, *([address] * 4), count, address, address]
+    library.control.argtypes = [address, size, count, count, ctypes.c_float, *([address] * 4)]
+    for function in (
+        "forward",
+        "backward",
+        "apply",
+        "orthonormal",
+        "log_softmax",
+        "categorical",
+        "gaussian",
+        "control",
+    ):
+        library[function].restype = None
     return library, chosen.decode()
 
 

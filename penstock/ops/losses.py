@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.native.elementwise import exp
 from penstock.ops.value_learning import shape_error
 
 
@@ -48,7 +49,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> tupl
     """
     if log_ratio.shape != advantage.shape:
         raise shape_error("clipped_surrogate", "equal shapes", log_ratio=log_ratio, advantage=advantage)
-    ratio = log_ratio.exp()
+    ratio = exp(log_ratio)
     return -torch.minimum(ratio * advantage, advantage + clip * advantage.abs()), ratio
 
 

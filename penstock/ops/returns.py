@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
+from penstock.native.elementwise import exp
 
 
 def continues(terminated_t: Tensor, truncated_t: Tensor, valid_t: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def vtrace(
             f"vtrace got value of shape {tuple(value.shape)} for reward {tuple(reward.shape)}; expected [T+1, B]"
         )
     _check_rows(log_ratio, reward=reward, valid=valid)
-    ratio = log_ratio.masked_fill(~valid, 0.0).exp()
+    ratio = exp(log_ratio.masked_fill(~valid, 0.0))
     rho = ratio.clamp(max=rho_bar)
     error = td_error(reward, value[:-1], value[1:], terminated, discount=discount).masked_fill(~valid, 0.0)
     decay = continues(terminated, truncated, valid).to(error.dtype) * (discount * vtrace_lambda)

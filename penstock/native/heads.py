@@ -1,0 +1,85 @@
+"""Actions by the native kernel, from the outputs of a policy's network: draws and log-probabilities in one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.native import library
+from penstock.native.elementwise import takes
+
+
+def takes_rows(*tensors: Tensor | None) -> bool:
+    """True if the kernel takes these float32 matrices and vectors, None aside, as they lie, row after row."""
+    return all(x is None or (takes(x) and x.is_contiguous()) for x in tensors)
+
+
+def categorical(logits: Tensor, mask: Tensor | None, noise: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+    """Choices [N], counted from `start`, and their log-probabilities [N] (nats).
+
+    Args:
+        logits: [N, n]. mask: [N, n] bool, True for legal choices. noise: [N, 1] uniforms; None: the likeliest choice.
+    """
+    rows, n = logits.shape
+    action, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    legal = None if mask is None else mask.contiguous()
+    library.found.categorical(
+        logits.data_ptr(),
+        rows,
+        n,
+        None if legal is None else legal.data_ptr(),
+        None if noise is None else noise.data_ptr(),
+        start,
+        action.data_ptr(),
+        logp.data_ptr(),
+    )
+    return action, logp
+
+
+def gaussian(
+    mean: Tensor, log_std: Tensor, center: Tensor, half: Tensor, noise: Tensor | None, squash: bool
+) -> tuple[Tensor, Tensor]:
+    """Actions [N, n] in the environment's units and their log densities [N] (nats).
+
+    Args:
+        mean: [N, n] where [-1, 1] is the box, and log_std: [n]. center, half: [n] of the box. noise: [N, n] uniforms;
+            None: the mean. squash: press the normals into the box by tanh.
+    """
+    rows, n = mean.shape
+    action, logp = torch.empty(rows, n), torch.empty(rows)
+    library.found.gaussian(
+        mean.data_ptr(),
+        rows,
+        n,
+        log_std.data_ptr(),
+        center.data_ptr(),
+        half.data_ptr(),
+        None if noise is None else noise.data_ptr(),
+        squash,
+        action.data_ptr(),
+        logp.data_ptr(),
+    )
+    return action, logp
+
+
+def control(out: Tensor, noise: Tensor | None, spread: float | None, center: Tensor, half: Tensor) -> Tensor:
+    """Actions [N, n] in the environment's units of an off-policy actor.
+
+    Args:
+        out: [N, n] of a point, or [N, 2 n] means and log deviations of a squashed Gaussian, before tanh. noise: [N, n]
+            uniforms; None: no noise. spread: deviation of a point's noise; None for a Gaussian.
+    """
+    rows, n = len(out), len(center)
+    action = torch.empty(rows, n)
+    library.found.control(
+        out.data_ptr(),
+        rows,
+        n,
+        spread is None,
+        0.0 if spread is None else spread,
+        None if noise is None else noise.data_ptr(),
+        center.data_ptr(),
+        half.data_ptr(),
+        action.data_ptr(),
+    )
+    return action
