@@ -40,6 +40,8 @@ class Agent(nn.Module):
     """True: deterministic evaluations also act with noise, by negative slot numbers (`env_ranks`)."""
     is_noisy = True
     """False: `renew_noise`, though defined, has nothing to draw and is not called."""
+    is_actor_critic = False
+    """True: `forward` returns the distribution of the actions, whose log-probabilities `act` records as `logp`."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     unseen: frozenset[str] = frozenset()
@@ -153,6 +155,15 @@ def logp_and_values(agent: Agent, batch: SampleBatch) -> tuple[Tensor, Tensor]:
             found, action = agent(batch.inputs.flat(), None), tree_map(lambda x: x.flatten(0, 1), action)
         logp, value = output_of(agent, found, "dist").log_prob(action), output_of(agent, found, "value")
         return logp.reshape(T + 1, B)[:-1], value.reshape(T + 1, B)
+
+
+def log_probs(agent: Agent, batch: SampleBatch) -> Tensor:
+    """log pi(action | obs) [T, B] in nats of a whole batch, without gradient, in one forward."""
+    with torch.no_grad():
+        if batch.state is not None:
+            return output_of(agent, agent(batch.inputs_t, batch.state), "dist").log_prob(batch.action)
+        action = tree_map(lambda x: x.flatten(0, 1), batch.action)
+        return output_of(agent, agent(batch.inputs_t.flat(), None), "dist").log_prob(action).reshape(batch.valid.shape)
 
 
 def check_agent_members(agent: object) -> None:

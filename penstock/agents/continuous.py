@@ -25,6 +25,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import HeldNoise
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
+from penstock.native import heads
 from penstock.native.elementwise import exp, tanh
 
 _CLIP_MEAN = 2.0
@@ -191,15 +192,19 @@ class ControlAgent(Agent):
             else:
                 matrices, noise = noise.split([output.noise_size, self.box.size], -1)
                 unit = tanh(mean + output.offset(h, matrices))
-        elif self._gaussian:
-            mean, log_std = self.actor(inputs, obs).chunk(2, -1)
-            spread = exp(log_std.clamp(*LOG_STD_RANGE))
-            unit = tanh(mean if noise is None else mean + spread * standard_normal(noise))
         else:
-            out = self.actor(inputs, obs)
-            unit = tanh(out)
-            if noise is not None:
-                unit = (unit + self.spread * standard_normal(noise)).clamp(-1.0, 1.0)
+            out, box = self.actor(inputs, obs), self.box
+            if out.dim() == 2 and heads.takes_rows(out, noise, box.center, box.half_range):  # and nobody is warm
+                spread = None if self._gaussian else float(self.spread)
+                return box.shaped(heads.control(out, noise, spread, box.center, box.half_range)), {}, None
+            if self._gaussian:
+                mean, log_std = out.chunk(2, -1)
+                spread = exp(log_std.clamp(*LOG_STD_RANGE))
+                unit = tanh(mean if noise is None else mean + spread * standard_normal(noise))
+            else:
+                unit = tanh(out)
+                if noise is not None:
+                    unit = (unit + self.spread * standard_normal(noise)).clamp(-1.0, 1.0)
         if noise is not None:
             unit = torch.where(self.warm > 0.0, 2.0 * noise - 1.0, unit)
         return self.box.to_env(unit), {}, None

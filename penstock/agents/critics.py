@@ -273,8 +273,11 @@ class ActionBox(nn.Module):
 
     def to_env(self, unit: Tensor) -> Tensor:
         """[N, size] in [-1, 1] -> [N, *A] in the environment's units."""
-        x = self.center + self.half_range * unit
-        return x.unflatten(-1, self.shape) if self.shape else x.squeeze(-1)
+        return self.shaped(self.center + self.half_range * unit)
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """[N, size] -> [N, *A]."""
+        return flat.unflatten(-1, self.shape) if self.shape else flat.squeeze(-1)
 
     def to_unit(self, action: Tensor) -> Tensor:
         """[N, *A] in the environment's units -> [N, size], clipped to [-1, 1]."""

@@ -49,6 +49,7 @@ class CentralCriticAgent(Agent):
     """
 
     unseen = frozenset((STATE_KEY,))
+    is_actor_critic = True
 
     def __init__(self, spec: EnvSpec, net: Net, discount: float = 0.99, normalize_value: bool = False) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock import ops
-from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.agent import Agent, check_agent_members, log_probs
 from penstock.agents.example_step import check_heads
 from penstock.agents.parameters import misfit, parameters_digest
 from penstock.agents.preparation import ObsNormalizer
@@ -46,6 +46,7 @@ from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
 from penstock.learn.slot_partition import SlotPartition, watches
+from penstock.native import library
 from penstock.native.library import VARIABLE, kernel
 from penstock.replay.replay import ReplaySchedule
 
@@ -271,6 +272,8 @@ class Policy:
             stale = int(batch.valid.sum() - fresh.sum())
             self.stale_rows += self.of_all(stale)
             batch = replace(batch, valid=fresh)
+        if isinstance(batch, SampleBatch) and library.found is not None and self.agent.is_actor_critic:
+            batch = self._with_own_logp(batch)
         function = self.postprocess_fn if self.partition is None else self.partition.known_to(self.postprocess_fn)
         try:
             data = function(self.agent, batch, self.settings)
@@ -317,6 +320,17 @@ class Policy:
                     f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, "
                     "a number for each row, as more would broadcast in the loss: squeeze(-1) it"
                 )
+
+    def _with_own_logp(self, batch: SampleBatch) -> SampleBatch:
+        """The batch with the learner's own log-probabilities where the present parameters chose the action.
+
+        Ratios to them start at exactly 1, whatever computed the recorded ones while acting.
+        """
+        own = batch.valid & (batch.version == self.version)
+        if "logp" not in batch.info or not getattr(self.settings, "takes_stale", False) or not own.any():
+            return batch
+        logp = torch.where(own, log_probs(self.agent, batch), batch.info["logp"])
+        return replace(batch, info={**batch.info, "logp": logp})
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless the loss has `stop`; the loss, None if skipped.

@@ -181,6 +181,12 @@ static int runs(const char *name)
     return 1;
 }
 
+/* That of library.py. */
+API int version(void)
+{
+    return 2;
+}
+
 /* Chooses the instructions of this name, or with "" the widest; returns the name, 0 if this processor lacks them. */
 API const char *choose(const char *name)
 {

@@ -9,12 +9,32 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "PENSTOCK_NATIVE"
-"""Environment variable: 1 turns the library on, also in all processes that are started; avx512, avx2, neon or scalar
-choose instructions besides, for tests. Without it, or with 0, torch and numpy compute everything."""
+"""Environment variable: 0 turns the library off, also in all processes that are started, so that torch and numpy compute
+everything; avx512, avx2, neon or scalar choose instructions, for tests."""
 VERSION = 2
 """Version of the order in which sums are made; libraries of one version give equal bits."""
 TORCH = "torch"
 """Name of what computes without the library."""
+
+
+_ADDRESS, _COUNT, _SIZE, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_double
+_ARGUMENTS: dict[str, list[Any]] = {
+    "forward": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS],
+    "backward": [
+        *(_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS),
+        *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+    ],
+    "apply": [_COUNT, _ADDRESS, _SIZE, _ADDRESS],
+    "squares": [_COUNT, _ADDRESS, _ADDRESS, _ADDRESS],
+    "adam": [_COUNT, *([_ADDRESS] * 6), *([_DOUBLE] * 5), _COUNT],
+    "rmsprop": [_COUNT, *([_ADDRESS] * 4), *([_DOUBLE] * 4)],
+    "orthonormal": [_ADDRESS, _SIZE, _SIZE],
+    "log_softmax": [_ADDRESS, _SIZE, _COUNT, _ADDRESS],
+    "categorical": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, ctypes.c_int64, _ADDRESS, _ADDRESS],
+    "gaussian": [_ADDRESS, _SIZE, _COUNT, *([_ADDRESS] * 4), _COUNT, _ADDRESS, _ADDRESS],
+    "control": [_ADDRESS, _SIZE, _COUNT, _COUNT, ctypes.c_float, *([_ADDRESS] * 4)],
+}
+"""The arguments of each function of kernel.c; none returns anything."""
 
 
 def kernel() -> str:
@@ -30,46 +50,25 @@ def why() -> str:
 @functools.cache
 def loaded() -> tuple[Any, str]:
     """The library or None, and its instructions or why there is none."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked in ("", "0"):
-        return None, f"{VARIABLE}=1 turns the native kernel on"
+    asked = os.environ.get(VARIABLE, "1")
+    if asked == "0":
+        return None, f"{VARIABLE}=0 turns it off"
     files = sorted(Path(__file__).parent.glob("_kernel*.so"))
     if not files:
         return None, "it was not built: the installation found no C compiler"
     try:
         library = ctypes.CDLL(str(files[0]))
+        if library.version() != VERSION:
+            return None, f"{files[0].name} was built from another version: install penstock again"
         library.choose.restype = ctypes.c_char_p
-        chosen = library.choose(("" if asked == "1" else asked).encode())
+        chosen = library.choose(("" if asked in ("", "1") else asked).encode())
     except (OSError, AttributeError) as error:
-        return None, f"{files[0].name} cannot be loaded: {error}"
+        return None, f"{files[0].name} cannot be loaded, install penstock again: {error}"
     if chosen is None:
-        return None, f"this processor lacks {'fused multiply-add' if asked == '1' else asked}"
-    address, count, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    library.forward.argtypes = [address, size, count, address, address, address, count, count, count, address]
-    library.backward.argtypes = [
-        *(address, size, count, address, address, count, count, count, address),
-        *(address, address, address, address, address, address),
-    ]
-    library.apply.argtypes = [count, address, size, address]
-    library.squares.argtypes = [count, address, address, address]
-    library.adam.argtypes = [count, *([address] * 6), *([ctypes.c_double] * 5), count]
-    library.rmsprop.argtypes = [count, *([address] * 4), *([ctypes.c_double] * 4)]
-    library.orthonormal.argtypes = [address, size, size]
-    library.log_softmax.argtypes = [address, size, count, address]
-    library.categorical.argtypes = [address, size, count, address, address, ctypes.c_int64, address, address]
-    library.gaussian.argtypes = [address, size, count, *([address] * 4), count, address, address]
-    library.control.argtypes = [address, size, count, count, ctypes.c_float, *([address] * 4)]
-    for function in (
-        "forward",
-        "backward",
-        "apply",
-        "orthonormal",
-        "log_softmax",
-        "categorical",
-        "gaussian",
-        "control",
-    ):
-        library[function].restype = None
+        return None, f"this processor lacks {'fused multiply-add' if asked in ('', '1') else asked}"
+    for name, arguments in _ARGUMENTS.items():
+        library[name].argtypes, library[name].restype = arguments, None
+        setattr(library, name, library[name])
     return library, chosen.decode()
 
 
