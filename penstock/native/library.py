@@ -67,8 +67,8 @@ def loaded() -> tuple[Any, str]:
     if chosen is None:
         return None, f"this processor lacks {'fused multiply-add' if asked in ('', '1') else asked}"
     for name, arguments in _ARGUMENTS.items():
-        library[name].argtypes, library[name].restype = arguments, None
-        setattr(library, name, library[name])
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
     return library, chosen.decode()
 
 
