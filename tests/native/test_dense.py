@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,12 @@ from penstock.agents.critics import StackedMLP, least
 from penstock.agents.mlp import MLP, through
 from penstock.core.errors import ConfigError
 from penstock.native import dense, library
-from penstock.native.library import VARIABLE, kernel, loaded, why
+from penstock.native.library import VARIABLE, kernel, loaded
 from penstock.processes.serialization import require_same_versions, versions
 
 pytestmark = pytest.mark.timeout(120)
 SIZES = [(4, 64, 64, 2), (17, 256, 256, 6), (3, 400, 300, 1), (5, 7, 13), (1, 1), (33, 15, 31, 17)]
 ROWS = 493
-
-
-@pytest.fixture
-def by_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Turns the kernel on; skips where the installation found no compiler."""
-    monkeypatch.setenv(VARIABLE, "1")
-    loaded.cache_clear()
-    monkeypatch.setattr(library, "found", loaded()[0])
-    if library.found is None:
-        pytest.skip(f"no native kernel: {why()}")
-    yield
-    monkeypatch.undo()
-    loaded.cache_clear()
 
 
 def network(sizes: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
@@ -154,12 +141,26 @@ def test_what_the_kernel_does_not_take_goes_to_torch() -> None:
     assert not dense.takes(x.to("meta"), weights)
 
 
-@pytest.mark.parametrize("value", ["", "0"])
-def test_torch_computes_unless_the_variable_turns_it_on(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, value)
+def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
     found, reason = loaded.__wrapped__()
     assert found is None
-    assert f"{VARIABLE}=1" in reason
+    assert f"{VARIABLE}=0" in reason
+
+
+@pytest.mark.usefixtures("by_kernel")
+def test_a_library_of_another_version_or_a_torn_one_is_left_aside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "VERSION", 99)
+    found, reason = loaded.__wrapped__()
+    assert found is None
+    assert "another version: install penstock again" in reason
+    (tmp_path / "_kernel.so").write_bytes(b"\x7fELF and no more")
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    found, reason = loaded.__wrapped__()
+    assert found is None
+    assert "_kernel.so cannot be loaded" in reason
 
 
 def test_instructions_that_are_not_here_are_refused_without_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
