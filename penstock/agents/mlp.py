@@ -190,7 +190,7 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
     if library.found is not None and dense.takes(x, weights):
         if torch.is_grad_enabled():
             return _NativeChain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
-        return dense.forward(x, weights, activation, activated)[-1]
+        return dense.last(x, weights, activation, activated)
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
     acts = torch.is_inference_mode_enabled()

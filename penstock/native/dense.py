@@ -55,6 +55,25 @@ def forward(
     return outputs
 
 
+def last(x: Tensor, parameters: Sequence[Tensor], activation: str, activated: int) -> Tensor:
+    """The output [N, width] of the last layer alone, for weights [outputs, inputs]: `forward` with less around it."""
+    if not x.is_contiguous():
+        x = x.contiguous()
+    widths = (x.shape[1], *[w.shape[0] for w in parameters[::2]])
+    out = torch.empty(len(x), widths[-1])
+    library.found.last(
+        x.data_ptr(),
+        len(x),
+        len(widths) - 1,
+        _as_ints(widths),
+        addresses(parameters),
+        _ACTIVATIONS[activation],
+        activated,
+        out.data_ptr(),
+    )
+    return out
+
+
 def backward(
     x: Tensor,
     weights: Sequence[Tensor],

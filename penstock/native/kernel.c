@@ -20,21 +20,21 @@ enum { EXP, LOG, LOG1P, TANH_OF, NORMAL };
 #define API __attribute__((visibility("default")))
 #define HIDDEN static inline __attribute__((always_inline, unused))
 
-/* Memory of this thread that grows: [k, 2 W] panels of a matrix, aligned for vectors. */
-static float *panel(long floats)
+/* Memory of this thread that grows, aligned for vectors: PACKED for [k, 2 W] panels of a matrix and for working numbers,
+   OUTPUTS for those of hidden layers. */
+enum { PACKED, OUTPUTS };
+static float *memory(int of, long floats)
 {
-    static __thread float *held;
-    static __thread long size;
-    if (floats > size) {
-        free(held);
-        size = floats;
-        held = aligned_alloc(64, (size * sizeof(float) + 63) & ~63L);
-        if (!held) {
-            size = 0;
+    static __thread float *held[2];
+    static __thread long size[2];
+    if (floats > size[of]) {
+        free(held[of]);
+        size[of] = floats;
+        held[of] = aligned_alloc(64, (floats * sizeof(float) + 63) & ~63L);
+        if (!held[of])
             abort();
-        }
     }
-    return held;
+    return held[of];
 }
 
 #define JOIN_(a, b) a##_##b
@@ -203,6 +203,26 @@ API void forward(const float *x, long rows, int layers, const int *width, const 
                  const float *const *bias, int activation, int activated, int turned, float *const *out)
 {
     kernel->forward(x, rows, layers, width, weight, bias, activation, activated, turned, out);
+}
+
+/* The last of these outputs alone, for weights as torch's Linear has them; `parameter`: weight and bias in turn. */
+API void last(const float *x, long rows, int layers, const int *width, const float *const *parameter, int activation,
+              int activated, float *out)
+{
+    const float *weight[layers], *bias[layers];
+    float *each[layers];
+    long floats = 0;
+    for (int l = 0; l < layers - 1; l++)
+        floats += rows * width[l + 1];
+    float *hidden = memory(OUTPUTS, floats);
+    for (int l = 0; l < layers; l++) {
+        weight[l] = parameter[2 * l];
+        bias[l] = parameter[2 * l + 1];
+        each[l] = hidden;
+        hidden += rows * width[l + 1];
+    }
+    each[layers - 1] = out;
+    kernel->forward(x, rows, layers, width, weight, bias, activation, activated, 1, each);
 }
 
 /* Gradients by `gradient` [rows, width[layers]] of the last output: of weights and biases (0: not wanted), and of x (0:
@@ -382,7 +402,7 @@ TILE(1)
 static void NAME(product)(int along, int turned, long m, int n, int k, const float *a, long lda, const float *b,
                           long ldb, float *y, const float *bias, int act, const float *by)
 {
-    float *packed = panel((long)k * N);
+    float *packed = memory(PACKED, (long)k * N);
     for (int j = 0; j < n; j += N) {
         int columns = n - j < N ? n - j : N;
         for (int i = 0; i < k; i++) {
@@ -409,7 +429,7 @@ static void NAME(product)(int along, int turned, long m, int n, int k, const flo
    that must be turned, and not the larger w. The same sums in the same order as `product`. */
 static void NAME(few)(long m, int n, int k, const float *x, const float *w, float *y, const float *bias, int act)
 {
-    float *packed = panel((long)k * W);
+    float *packed = memory(PACKED, (long)k * W);
     for (long i = 0; i < m; i += W) {
         int rows = m - i < W ? m - i : W;
         float lanes[8 * W];
@@ -730,7 +750,7 @@ HIDDEN float NAME(largest)(const float *x, int n)
 
 static void NAME(log_softmax)(const float *x, long rows, int n, float *y)
 {
-    float *e = panel(n);
+    float *e = memory(PACKED, n);
     for (long r = 0; r < rows; r++, x += n, y += n) {
         float most = NAME(largest)(x, n), total = 0.0f;
         for (int i = 0; i < n; i++)
@@ -749,7 +769,7 @@ static void NAME(categorical)(const float *logits, long rows, int n, const uint8
                               int64_t start, int64_t *action, float *logp)
 {
     long size = rows * n;
-    float *above = panel(3 * size), *e = above + size, *legal = e + size;
+    float *above = memory(PACKED, 3 * size), *e = above + size, *legal = e + size;
     if (mask) {
         for (long i = 0; i < size; i++)
             legal[i] = mask[i] ? logits[i] : -1e30f;
@@ -789,7 +809,7 @@ static void NAME(gaussian)(const float *mean, long rows, int n, const float *log
                            const float *half, const float *uniform, int squash, float *action, float *logp)
 {
     long size = rows * n;
-    float *std = panel(4 * (long)n + 2 * size), *inverse = std + n, *constant = inverse + n, *z = constant + 2 * n;
+    float *std = memory(PACKED, 4 * (long)n + 2 * size), *inverse = std + n, *constant = inverse + n, *z = constant + 2 * n;
     float *each = z + size;
     for (int i = 0; i < n; i++) {
         std[i] = NAME(exp_of)(log_std[i]);
@@ -833,7 +853,7 @@ static void NAME(control)(const float *out, long rows, int n, int gaussian, floa
                           const float *center, const float *half, float *action)
 {
     long size = rows * n, step = gaussian ? 2 * n : n;
-    float *z = panel(3 * size), *mean = z + size, *std = mean + size;
+    float *z = memory(PACKED, 3 * size), *mean = z + size, *std = mean + size;
     for (long i = 0; i < size; i++)
         z[i] = uniform ? NAME(normal_of)(uniform[i]) : 0.0f;
     for (long r = 0; r < rows; r++)

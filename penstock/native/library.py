@@ -20,6 +20,7 @@ TORCH = "torch"
 _ADDRESS, _COUNT, _SIZE, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_double
 _ARGUMENTS: dict[str, list[Any]] = {
     "forward": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS],
+    "last": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS],
     "backward": [
         *(_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS),
         *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
