@@ -187,7 +187,7 @@ def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with
         weights: weight and bias of each layer in turn. with_out: no activation after the last one.
     """
     activated = len(weights) // 2 - with_out
-    if library.found is not None and dense.takes(x, weights):
+    if library.found is not None and weights and dense.takes(x, weights):
         if torch.is_grad_enabled():
             return _NativeChain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
         return dense.last(x, weights, activation, activated)

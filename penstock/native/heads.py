@@ -10,8 +10,9 @@ from penstock.native.elementwise import takes
 
 
 def takes_rows(*tensors: Tensor | None) -> bool:
-    """True if the kernel takes these float32 matrices and vectors, None aside, as they lie, row after row."""
-    return all(x is None or (takes(x) and x.is_contiguous()) for x in tensors)
+    """True if the kernel takes these float32 matrices and vectors, None aside, as they lie, and none wants a gradient."""
+    recorded = torch.is_grad_enabled()
+    return all(x is None or (takes(x) and x.is_contiguous() and not (recorded and x.requires_grad)) for x in tensors)
 
 
 def categorical(logits: Tensor, mask: Tensor | None, noise: Tensor | None, start: int) -> tuple[Tensor, Tensor]:

@@ -318,11 +318,11 @@ API void control(const float *out, long rows, int n, int gaussian, float spread,
 #define ROWS 8
 #endif
 
-/* tanh(x), within 2e-7: a rational function, even denominator and odd numerator, of x cut where tanh is 1. */
-HIDDEN V NAME(tanh_of)(V x)
+/* tanh(x), within 2e-7: a rational function, even denominator and odd numerator, of x cut at 7.9; 1 from 8.3 on. */
+HIDDEN V NAME(tanh_of)(V given)
 {
-    const V top = ALL(7.90531110763549805f), bottom = ALL(-7.90531110763549805f);
-    x = HIGHER(bottom, LOWER(top, x));
+    const V top = ALL(7.90531110763549805f), bottom = ALL(-7.90531110763549805f), one = ALL(1.0f), far = ALL(8.3f);
+    V x = HIGHER(bottom, LOWER(top, given));
     V square = MUL(x, x), p = ALL(-2.76076847742355e-16f), q = ALL(1.19825839466702e-06f);
     p = FMA(square, p, ALL(2.00018790482477e-13f));
     p = FMA(square, p, ALL(-8.60467152213735e-11f));
@@ -333,7 +333,9 @@ HIDDEN V NAME(tanh_of)(V x)
     q = FMA(square, q, ALL(1.18534705686654e-04f));
     q = FMA(square, q, ALL(2.26843463243900e-03f));
     q = FMA(square, q, ALL(4.89352518554385e-03f));
-    return DIV(MUL(x, p), q);
+    V y = DIV(MUL(x, p), q);
+    y = ADD(y, WHERE_ABOVE_0(SUB(given, far), SUB(one, y)));
+    return SUB(y, WHERE_ABOVE_0(SUB(SUB(ALL(0.0f), far), given), ADD(one, y)));
 }
 
 HIDDEN V NAME(activated)(V x, int act)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.tree import tree_leaves
+from penstock.native.elementwise import orthogonal_
 
 
 def started(layer: Any) -> Any:
-    nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
+    orthogonal_(layer.weight, math.sqrt(2.0))
     nn.init.zeros_(layer.bias)
     return layer
 
