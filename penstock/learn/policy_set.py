@@ -20,6 +20,7 @@ from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
 from penstock.learn.comm import SINGLE, Comm
+from penstock.learn.export.files import form_of
 from penstock.learn.policy import Policy
 from penstock.learn.policy_file import save_policy
 from penstock.learn.rows.kept import KeptRows
@@ -257,6 +258,22 @@ class PolicySet(Mapping[str, Policy]):
         if self.settings is None:
             raise ConfigError("policies.save of a PolicySet without settings; save each one: policies[id].save(path)")
         return save_policy(path, self.settings, self.specs, self._first.seed, self.parameters())
+
+    def export(self, path: str | Path, to: str | None = None, deterministic: bool = True) -> Path:
+        """Like `Policy.export`; of several policies each into a file of its own in the folder `path`, `ID.onnx`.
+
+        Raises:
+            ConfigError: as of `Policy.export`, with the policy's id; several policies and no format.
+        """
+        if len(self) == 1:
+            return self._first.export(path, to, deterministic)
+        form = form_of(Path(path), to, of_folder=True)
+        for name, policy in self.items():
+            try:
+                policy.export(Path(path) / f"{name}.{form}", form, deterministic)
+            except ConfigError as error:
+                raise ConfigError(f"policy {name!r}: {error}") from error
+        return Path(path)
 
     def parameters(self) -> dict[str, Tensor]:
         """Networks and normalisers of all, for `load_parameters`."""
