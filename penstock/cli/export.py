@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from penstock.cli.options import Parser, import_modules, require_run
 from penstock.core.errors import ConfigError
@@ -26,39 +28,39 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--policy", metavar="ID", help="one of several policies (default: all)")
     parser.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
-    parser.add_argument(
-        "--stochastic", action="store_true", help="sample actions, by an input of uniform noise, instead of the mode"
-    )
     parser.add_import(", because it registers environments or holds the algorithm; may be repeated")
     parser.add_trust()
     parser.rare("--trust", "--import")
     args = parser.parse_args(argv)
-    out = Path(args.out)
     if Path(args.run).suffix != ".safetensors":
         require_run(Path(args.run))
         import_modules(args.imports, runs=[args.run], trust=args.trust)
-    from penstock.learn.export.files import check_place, contract_path
+    from penstock.learn.export.files import contract_path
     from penstock.learn.policy_set import by_id
     from penstock.run.entry import load
     from penstock.run.progress import print_summary
 
     policy = load(args.run, args.which, trust=args.trust)
-    policies = by_id(policy)
     if args.policy is not None:
+        policies = by_id(policy)
         if args.policy not in policies:
             raise ConfigError(f"--policy {args.policy}: {args.run} has the policies {list(policies)}")
-        policies = {args.policy: policies[args.policy]}
         policy = policies[args.policy]
-    check_place(out, args.to, len(policies))
-    found = policy.export(out, args.to, deterministic=not args.stochastic)
-    form = args.to or out.suffix[1:]
-    files = [found] if len(policies) == 1 else [found / f"{name}.{form}" for name in policies]
-    rows = {
-        "checkpoint": args.which,
-        "actions": "sampled" if args.stochastic else "deterministic",
-        "policies": ", ".join(policies),
-    }
-    for file in files:
-        rows[file.name] = f"{file}, {file.stat().st_size / 1e3:,.1f} kB; contract {contract_path(file)}"
+    found = policy.export(args.out, args.to)
+    written = [found] if found.is_file() else [found / f"{name}.{args.to}" for name in by_id(policy)]
+    rows = {"checkpoint": args.which, "actions": "deterministic"}
+    for file in written:
+        contract = json.loads(contract_path(file).read_bytes())
+        checked = contract["checked"]
+        rows[contract["file"]] = (
+            f"in {_names(contract['inputs'])}; out {_names(contract['outputs'])}; as predict over "
+            f"{checked['observations']:,} observations, boxes within {checked['largest_difference']:.1g}"
+        )
+    rows["written"] = f"{found}, {found.stat().st_size / 1e3:,.1f} kB" if found.is_file() else f"{found}/"
+    rows["contract"] = str(contract_path(found)) if found.is_file() else "beside each, FILE.contract.json"
     print_summary(f"export of {args.run}", rows)
     return 0
+
+
+def _names(ports: list[dict[str, Any]]) -> str:
+    return ", ".join(port["name"] for port in ports)

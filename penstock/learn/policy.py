@@ -469,21 +469,20 @@ class Policy:
         """
         return save_policy(path, self.algorithm, self.spec, self.seed, self.agent.state_dict())
 
-    def export(self, path: str | Path, to: str | None = None, deterministic: bool = True) -> Path:
-        """Writes the policy as a file that acts without penstock, and its contract beside it; returns its path.
+    def export(self, path: str | Path, to: str | None = None) -> Path:
+        """Writes the deterministic policy as a file that acts without penstock, and its contract; returns its path.
 
-        The contract, `PATH.contract.json`, names inputs and outputs with their shapes, dtypes and spaces. Nothing is
+        The contract beside it, `PATH.contract.json`, names inputs and outputs with their shapes, dtypes and spaces. Nothing is
         written unless the file acts as `predict` does, over 1,000 observations that are drawn from the space.
 
         Args:
             to: "onnx" (extra `export`), "pt2" of `torch.export`, or "safetensors" of `save`; by default the suffix.
-            deterministic: the distribution's mode; else an input `noise` of uniforms in (0, 1) samples.
 
         Raises:
             ConfigError: another format; a module that cannot be traced (named); actions that differ from `predict`.
             MissingExtraError: `onnx`, `onnxscript` or `onnxruntime` is absent. CheckpointError: it cannot be written.
         """
-        return export_policy(self, path, to, deterministic)
+        return export_policy(self, path, to)
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.agent.parameters())

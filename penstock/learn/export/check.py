@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penstock.agents.agent import Agent
 from penstock.core.errors import ConfigError
@@ -53,15 +52,10 @@ class Acting:
     spec: EnvSpec
     seen: Tree
     """Spec of the observation without what only critics see."""
-    sampled: bool = False
 
-    def predict(self, agent: Agent, obs: Tree, state: Tree, reward: Array, starts: Any, noise: Array) -> Any:
-        """Actions and new state, None without memory, of another agent for the spec; of rows that are not padded."""
-
-        def padded(rows: int) -> Tensor:
-            return torch.from_numpy(np.concatenate((noise, np.full((rows - len(noise), noise.shape[1]), 0.5, "f"))))
-
-        found = predict(agent, self.spec, obs, state, reward, padded if self.sampled else None, starts)
+    def predict(self, agent: Agent, obs: Tree, state: Tree, reward: Array, starts: Any) -> Any:
+        """Actions and new state, None without memory, of this agent or of another for the spec."""
+        found = predict(agent, self.spec, obs, state, reward, None, starts)
         return found if agent.initial_state(1) is not None else (found, None)
 
 
@@ -91,7 +85,7 @@ def check(acting: Acting, ports: Sequence[Port], execute: Execute, seed: int = 0
 
 
 class _Draw:
-    """Observations, rewards and noise from the spaces; of normalised boxes half are like those seen in training."""
+    """Observations from the spaces; of normalised boxes half are like those seen in training."""
 
     def __init__(self, acting: Acting, rng: np.random.Generator) -> None:
         self.rng, self._acting = rng, acting
@@ -155,8 +149,7 @@ class _Sequence:
         """One step; raises ConfigError if an action differs."""
         n, acting = len(first), self._acting
         obs, reward = draw.obs(n), draw.rng.normal(size=n).astype(np.float32)
-        noise = draw.rng.uniform(0.001, 0.999, (n, acting.agent.noise_size)).astype(np.float32)
-        fed = {"first": first, "prev_reward": reward, "noise": noise}
+        fed = {"first": first, "prev_reward": reward}
         rest = [fed[port.name] for port in self._ports[len(tree_leaves(obs)) + len(self._state) :]]
         try:
             got = self._execute([*tree_leaves(obs), *self._state, *rest])
@@ -164,13 +157,13 @@ class _Sequence:
             said = f"{type(error).__name__}: {str(error).strip()[:300]}"
             raise ConfigError(f"the exported policy fails on {n} rows: {said}; nothing was written") from error
         before, starts = self._carried, None if self._carried is None else first
-        wanted, self._carried = acting.predict(acting.agent, obs, before, reward, starts, noise)
+        wanted, self._carried = acting.predict(acting.agent, obs, before, reward, starts)
         leaves: list[LeafSpec] = tree_leaves(acting.spec.action)
         self._state = list(got[len(leaves) :])
         self._follows |= first
         wrong = _differing(leaves, got, tree_leaves(wanted), self._follows, self._found)
         for k in range(_NUDGES if wrong.any() else 0):
-            other, _ = acting.predict(_nudged(acting.agent, k), obs, before, reward, starts, noise)
+            other, _ = acting.predict(_nudged(acting.agent, k), obs, before, reward, starts)
             tied = wrong & ~_differing(leaves, got, tree_leaves(other), wrong, Agreement())
             wrong &= ~tied
             self._follows &= ~tied

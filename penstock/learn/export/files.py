@@ -10,9 +10,10 @@ import importlib.metadata
 import io
 import json
 import logging
+import re
 import tempfile
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,7 +25,7 @@ from penstock.core.files import require_name, write_atomic
 from penstock.core.spec import LeafSpec, plain_numbers
 from penstock.core.tree import tree_leaves, tree_names
 from penstock.learn.export.check import TOLERANCE, Acting, Agreement, Array, Execute, check
-from penstock.learn.export.graph import ActingGraph, Port, summary, traced
+from penstock.learn.export.graph import ActingGraph, Port, first_cause, said_module, summary, traced
 from penstock.learn.policy_file import read_policy_file
 
 if TYPE_CHECKING:
@@ -37,15 +38,40 @@ _ONNX = ("onnx", "onnxscript", "onnxruntime")
 _OPENED_BY = {"onnx": "onnxruntime.InferenceSession", "pt2": "torch.export.load", "safetensors": "penstock.load"}
 
 
-def form_of(path: Path, to: str | None, of_folder: bool = False) -> str:
-    """The format asked for, by default that of the suffix. Raises ConfigError for another one, or another suffix."""
-    form = path.suffix.removeprefix(".") if to is None else to
-    if form not in FORMS:
-        seen = f"to={to!r}" if to is not None else f"a file {path.name!r} and no format"
-        raise ConfigError(f"export: {seen}; {nearest(form, FORMS)}, such as to='onnx' (--to onnx)")
-    if not of_folder and path.suffix != f".{form}":
-        raise ConfigError(f"export to {str(path)!r} as {form}; expected a name that ends in .{form}")
+def form_of(path: Path, to: str | None) -> str:
+    """The format of a file: `to`, or by default its suffix.
+
+    Raises:
+        ConfigError: none of the formats, another suffix, or a place where no file can be.
+    """
+    form = path.suffix.removeprefix(".") if to is None else _known(to)
+    if path.suffix != f".{form}" or form not in FORMS:
+        raise ConfigError(
+            f"export to {str(path)!r}; expected a name that ends in .{' or .'.join([to] if to else FORMS)}"
+        )
+    require_name(path, "the file")
+    if path.is_dir():
+        raise ConfigError(f"export: {path} is a folder; expected the name of a file")
     return form
+
+
+def folder_form(folder: Path, to: str | None, policies: Sequence[str]) -> str:
+    """The format of the files of several policies. Raises ConfigError without one, or for a place of no folder."""
+    if to is None or folder.suffix.removeprefix(".") in FORMS or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(
+            f"export to {str(folder)!r} of the policies {list(policies)}; expected a folder, for a file of each, and "
+            "to='onnx' (--to onnx); or one of them, policies[ID].export(FILE) (--policy ID)"
+        )
+    if unnamed := [name for name in policies if Path(name).name != name]:
+        raise ConfigError(f"export: policy {unnamed[0]!r} can be no name of a file; export it alone (--policy ID)")
+    require_name(folder, "the folder")
+    return _known(to)
+
+
+def _known(to: str) -> str:
+    if to not in FORMS:
+        raise ConfigError(f"export(to={to!r}); {nearest(to, FORMS)}")
+    return to
 
 
 def contract_path(path: Path) -> Path:
@@ -53,15 +79,12 @@ def contract_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.contract.json")
 
 
-def export_policy(policy: Policy, path: str | Path, to: str | None = None, deterministic: bool = True) -> Path:
+def export_policy(policy: Policy, path: str | Path, to: str | None = None) -> Path:
     """Writes the file and its contract; see `Policy.export`."""
     path = Path(path)
     form = form_of(path, to)
-    require_name(path, "the file")
-    if path.is_dir():
-        raise ConfigError(f"export: {path} is a folder; expected the name of a file in .{form}")
-    acting = _acting(policy, deterministic)
-    graph = ActingGraph(acting.agent, acting.spec, acting.seen, acting.sampled)
+    acting = _acting(policy)
+    graph = ActingGraph(acting.agent, acting.spec, acting.seen)
     opset, packages = None, ["torch"]
     if form == "onnx":
         data, opset, execute = _onnx(graph)
@@ -79,7 +102,7 @@ def export_policy(policy: Policy, path: str | Path, to: str | None = None, deter
         "to": form,
         "opened_by": _OPENED_BY[form],
         "algorithm": type(policy.algorithm).__name__,
-        "actions": "deterministic" if deterministic else "sampled by noise",
+        "actions": "deterministic",
         **_ports(graph, acting),
         "normalization": _normalization(acting),
         "opset": opset,
@@ -95,19 +118,14 @@ def export_policy(policy: Policy, path: str | Path, to: str | None = None, deter
     return path
 
 
-def _acting(policy: Policy, deterministic: bool) -> Acting:
+def _acting(policy: Policy) -> Acting:
     agent, spec = policy.agent.exported(), policy.spec
-    if not deterministic and (policy.agent.env_ranks or policy.agent.held_noise.size):
-        raise ConfigError(
-            f"export(deterministic=False) of {type(policy.algorithm).__name__}, whose noise is held or goes by slots; "
-            "expected a policy that samples each action anew: export it deterministic"
-        )
     if any(x.device.type != "cpu" for x in (*agent.parameters(), *agent.buffers())):
         agent = copy.deepcopy(agent).cpu()
     seen = spec.obs
     if agent.unseen and isinstance(seen, dict):
         seen = {key: leaf for key, leaf in seen.items() if key not in agent.unseen}
-    return Acting(agent, spec, seen, not deterministic)
+    return Acting(agent, spec, seen)
 
 
 def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
@@ -127,8 +145,9 @@ def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
                 program, input_names=names[0], output_names=names[1], dynamo=True, verbose=False
             )
     except Exception as error:
+        cause = first_cause(error)
         raise ConfigError(
-            f"{_unwritable(program, error)} cannot be written as ONNX: {summary(error)}; export it to='pt2', or replace "
+            f"{_unwritable(program, cause)} cannot be written as ONNX: {summary(cause)}; export it to='pt2', or replace "
             "the module (docs/export.md)"
         ) from error
     proto = model.model_proto
@@ -146,17 +165,12 @@ def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
 
 def _unwritable(program: torch.export.ExportedProgram, error: BaseException) -> str:
     """The innermost module that has the operation which an error names, else the policy."""
-    cause: BaseException | None = error
-    texts: list[str] = []
-    while cause is not None:
-        texts.append(str(cause))
-        cause = cause.__cause__
+    named = re.search(r"op='\w+\.(\w+)'", str(error))
     for node in program.graph.nodes:
-        stack = node.meta.get("nn_module_stack")
-        if node.op == "call_function" and stack and any(str(node.target) in text for text in texts):
-            path, kind = list(stack.values())[-1]
-            name = str(kind).rpartition(".")[2].removesuffix("'>")
-            return f"module {path.removeprefix('acting.agent').lstrip('.') or 'agent'} ({name})"
+        stack = [*node.meta.get("nn_module_stack", {}).values()]
+        if named and node.op == "call_function" and stack and named[1] in str(node.target):
+            path, kind = stack[-1]
+            return said_module(path, kind if isinstance(kind, str) else kind.__name__)
     return "the policy"
 
 
@@ -176,8 +190,14 @@ def _safetensors(policy: Policy, acting: Acting) -> tuple[bytes, Execute]:
         data, parameters = file.read_bytes(), read_policy_file(file).parameters
     algorithm: Any = policy.algorithm
     built = algorithm.build(policy.spec, seed=policy.seed)
-    built.load_parameters(parameters)
-    return data, _executor(ActingGraph(built.agent.exported(), acting.spec, acting.seen, acting.sampled))
+    try:
+        built.load_parameters(parameters)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{type(algorithm).__name__} builds another agent than this policy has, so ps.load could not open the file; "
+            "export it to='onnx' or 'pt2'"
+        ) from error
+    return data, _executor(ActingGraph(built.agent.exported(), acting.spec, acting.seen))
 
 
 def _executor(module: Any) -> Execute:

@@ -16,6 +16,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_names, tree_structure, tree_unflatten
 
+_AGENT = "acting.agent"
+"""The agent's path in an ActingGraph."""
 _ROWS = 3
 """Rows of the examples; another number than any batch that `check` acts on."""
 
@@ -33,37 +35,34 @@ class ActingGraph(nn.Module):
     """Acts on tensors [N, ...] by position, as `Policy.predict` does: normaliser, mask, memory, mode and bounds inside.
 
     In: the leaves of the observation; with memory the leaves of its state, which end with the previous action if the
-    networks read it, `first` [N] bool and, if they read it, `prev_reward` [N] float32; `noise` if actions are sampled.
+    networks read it, `first` [N] bool and, if they read it, `prev_reward` [N] float32.
     Out: the leaves of the action in the environment's dtypes, then those of the next state. Where `first` is True the
     state is not read.
 
     Args:
         seen: spec of the observation without what only critics see.
-        sampled: actions are sampled by uniforms [N, noise_size] in (0, 1) instead of the distribution's mode.
     """
 
-    def __init__(self, agent: Agent, spec: EnvSpec, seen: Tree, sampled: bool) -> None:
+    def __init__(self, agent: Agent, spec: EnvSpec, seen: Tree) -> None:
         super().__init__()
         self.acting = ExportableAgent(agent)
         self._obs, self._action = tree_structure(seen), tree_structure(spec.action)
         self._dtypes = [_torch_dtype(leaf.dtype) for leaf in tree_leaves(spec.action)]
         state = agent.initial_state(_ROWS)
         self._state = tree_structure(state)
-        self.memory, self._sampled = state is not None, sampled
+        self.memory = state is not None
         self._null = tree_map(lambda leaf: torch.from_numpy(np.array(leaf.null())), spec.action)
         rows = [_zeros(leaf.shape, leaf.dtype) for leaf in tree_leaves(seen)]
         obs = [Port(*port) for port in zip(_names(seen, "obs"), _shapes(rows), _dtypes(rows))]
         first = torch.ones(_ROWS, dtype=torch.bool)
         reads = agent.fed if self.memory else frozenset[str]()
         self._reads_action, self._reads_reward = "prev_action" in reads, "prev_reward" in reads
-        noise = torch.full((_ROWS, agent.noise_size), 0.5) if sampled else None
         inputs = Inputs(tree_unflatten(self._obs, rows), self._rows_of_null(_ROWS), torch.zeros(_ROWS), first)
         with torch.no_grad():
-            chosen, _, after = agent.act(inputs, state, noise)
+            chosen, _, after = agent.act(inputs, state, None)
         carried = [*tree_leaves(after), *(tree_leaves(chosen) if self._reads_action else [])]
         self.state = [Port(f"state.{i}", *x) for i, x in enumerate(zip(_shapes(carried), _dtypes(carried)))]
         more = [Port("first", (), "bool")] * self.memory + [Port("prev_reward", (), "float32")] * self._reads_reward
-        more += [Port("noise", (agent.noise_size,), "float32")] * sampled
         self.inputs = [*obs, *self.state, *more]
         leaves = tree_leaves(spec.action)
         actions = zip(_names(spec.action, "action"), (leaf.shape for leaf in leaves), (leaf.dtype for leaf in leaves))
@@ -83,7 +82,7 @@ class ActingGraph(nn.Module):
         first = given.pop(0) if self.memory else torch.ones(n, dtype=torch.bool)
         prev_reward = given.pop(0) if self._reads_reward else torch.zeros(n)
         inputs = Inputs(obs, prev_action, prev_reward, first)
-        chosen, _, after = self.acting.agent.act(inputs, state, given.pop(0) if self._sampled else None)
+        chosen, _, after = self.acting.agent.act(inputs, state, None)
         action = [x.to(dtype) for x, dtype in zip(tree_leaves(self.acting.bounded(chosen)), self._dtypes)]
         # An output that is an input, such as a previous action that passes, would have two names.
         carried = [*tree_leaves(after), *(tree_leaves(chosen) if self._reads_action else [])]
@@ -94,8 +93,7 @@ class ActingGraph(nn.Module):
 
     def examples(self) -> tuple[Tensor, ...]:
         """Inputs of a few rows, zeros but where an episode begins."""
-        filled = {"first": True, "noise": 0.5}
-        return tuple(_zeros(port.shape, port.dtype).fill_(filled.get(port.name, 0)) for port in self.inputs)
+        return tuple(_zeros(port.shape, port.dtype).fill_(port.name == "first") for port in self.inputs)
 
 
 def traced(graph: ActingGraph) -> torch.export.ExportedProgram:
@@ -118,32 +116,63 @@ def _traced(graph: ActingGraph) -> torch.export.ExportedProgram:
 
 
 def _failing(graph: ActingGraph) -> str:
-    """The innermost module in whose `forward` a trace ends, seen by hooks in a second one; else the agent."""
+    """The innermost module in whose `forward` a trace ends, or the number of rows is fixed; else the agent.
+
+    It is seen by hooks in a second trace, as hooks change which kernels run.
+    """
     entered: list[str] = []
-    prefix = "acting.agent"
-    handles = []
+    fixing: list[str] = []
+    handles: list[Any] = []
+
+    def watch(module: nn.Module, said: str) -> None:
+        def enter(_: nn.Module, given: Any) -> None:
+            entered.append(said)
+
+        def leave(_: nn.Module, given: Any, found: Any) -> None:
+            entered.pop()
+            if any(isinstance(x, Tensor) and x.ndim and _is_fixed(x.shape[0]) for x in given):
+                fixing.append(said)
+
+        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_hook(leave))
+
     for name, module in graph.named_modules():
-        if name.startswith(f"{prefix}."):
-            said = f"module {name.removeprefix(prefix + '.')} ({type(module).__name__})"
-            handles.append(module.register_forward_pre_hook(lambda *_, said=said: entered.append(said)))
-            handles.append(module.register_forward_hook(lambda *_: void(entered.pop())))
+        if name.startswith(f"{_AGENT}."):
+            watch(module, said_module(name, type(module).__name__))
     try:
         _traced(graph)
     except Exception:
-        pass
+        pass  # it is the first trace's error that is told
     finally:
         for handle in handles:
             handle.remove()
-    return entered[-1] if entered else f"act() of {type(graph.acting.agent).__name__}"
+    return (entered[-1:] + fixing[:1] + [f"act() of {type(graph.acting.agent).__name__}"])[0]
 
 
-def void(_: Any) -> None:
-    """None, as a hook that changes nothing returns."""
+def said_module(path: str, kind: str) -> str:
+    """A module of the graph as messages name it: by its path in the agent, and its class."""
+    name = path.removeprefix(_AGENT).lstrip(".")
+    return f"module {name} ({kind.rpartition('.')[2]})" if name else "act() of the agent"
 
 
-def summary(error: Exception) -> str:
+def _is_fixed(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def summary(error: BaseException) -> str:
+    """The type of an error, and the first line of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+    text = lines[0] if lines else ""
+    if text.startswith("Constraints violated"):
+        text = f"it works for {_ROWS} rows alone, of which the example was"
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 def _taken(given: list[Tensor], count: int) -> list[Tensor]:
