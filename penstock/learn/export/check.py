@@ -41,7 +41,7 @@ class Agreement:
     difference: float = 0.0
     """Largest difference of a box."""
     ties: int = 0
-    """Choices that differ where rounding decides: `predict` too chooses so with parameters changed by 1e-6."""
+    """Rows in which rounding decides: `predict` itself chooses so, or moves as far, with parameters changed by 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def check(acting: Acting, ports: Sequence[Port], execute: Execute, seed: int = 0
         ports: inputs of the graph.
 
     Raises:
-        ConfigError: an action differs by more than the tolerance, a choice at all.
+        ConfigError: an action differs by more than the tolerance, a choice at all, where rounding does not decide.
     """
     rng, found = np.random.default_rng(seed), Agreement()
     draw = _Draw(acting, rng)
@@ -117,12 +117,13 @@ class _Draw:
         middle = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, 0.0))
         x = np.clip(middle + spread, low, high)
         both = np.broadcast_to(np.isfinite(low) & np.isfinite(high), shape)
-        x = np.where(both, self.rng.uniform(np.where(both, low, 0.0), np.where(both, high, 1.0), shape), x)
+        top = high + (np.dtype(leaf.dtype).kind != "f")
+        x = np.where(both, self.rng.uniform(np.where(both, low, 0.0), np.where(both, top, 1.0), shape), x)
         if seen is not None:
             mean, deviation = (part.reshape(leaf.shape) for part in seen)
             like_seen = np.clip(mean + deviation * spread, low, high)
             x = np.where(np.arange(n).reshape(-1, *[1] * len(leaf.shape)) % 2, x, like_seen)
-        return x.astype(leaf.dtype)
+        return (x if np.dtype(leaf.dtype).kind == "f" else np.clip(np.floor(x), low, high)).astype(leaf.dtype)
 
     def _mask(self, leaf: LeafSpec, n: int) -> Array:
         """Random masks that leave at least one choice to each part of the action."""
@@ -161,38 +162,45 @@ class _Sequence:
         leaves: list[LeafSpec] = tree_leaves(acting.spec.action)
         self._state = list(got[len(leaves) :])
         self._follows |= first
-        wrong = _differing(leaves, got, tree_leaves(wanted), self._follows, self._found)
+        apart = [_distance(*x) for x in zip(leaves, got, tree_leaves(wanted))]
+        fits = [x <= TOLERANCE for x in apart]
+        wrong = ~np.all(fits, 0) & self._follows
         for k in range(_NUDGES if wrong.any() else 0):
             other, _ = acting.predict(_nudged(acting.agent, k), obs, before, reward, starts)
-            tied = wrong & ~_differing(leaves, got, tree_leaves(other), wrong, Agreement())
-            wrong &= ~tied
-            self._follows &= ~tied
-            self._found.ties += int(tied.sum())
+            for i, (leaf, x, y, z) in enumerate(zip(leaves, got, tree_leaves(wanted), tree_leaves(other))):
+                fits[i] |= _distance(leaf, x, z) == 0 if _is_exact(leaf) else apart[i] <= _distance(leaf, z, y)
+        tied = wrong & np.all(fits, 0)
+        wrong &= ~tied
+        self._found.ties += int(tied.sum())
+        boxes = [x for leaf, x in zip(leaves, apart) if not _is_exact(leaf)]
+        self._found.difference = max(
+            [self._found.difference, *(float(x[self._follows].max(initial=0.0)) for x in boxes)]
+        )
+        self._follows &= ~tied
         self._found.observations += n
         if wrong.any():
             raise ConfigError(_said(acting.spec, got, tree_leaves(wanted), int(wrong.argmax()), int(wrong.sum()), n))
 
 
-def _differing(
-    leaves: Sequence[LeafSpec], got: Sequence[Array], wanted: Sequence[Any], rows: Array, found: Agreement
-) -> Array:
-    """[n] bool, the rows of `rows` in which an action differs; notes the largest difference of those that agree."""
-    wrong = np.zeros(len(rows), bool)
-    for leaf, x, y in zip(leaves, got, wanted):
-        if x.shape != np.shape(y) or x.dtype != np.dtype(leaf.dtype):
-            return rows.copy()
-        if leaf.kind == "box" and x.dtype.kind == "f":
-            x, y = x.astype(np.float64), np.asarray(y, np.float64)
-            with np.errstate(invalid="ignore"):
-                apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
-            fits = apart <= TOLERANCE * np.maximum(1.0, np.abs(y))
-            found.difference = max(
-                found.difference, float(apart[fits & rows.reshape(-1, *[1] * len(leaf.shape))].max(initial=0.0))
-            )
-        else:
-            fits = x == y
-        wrong |= ~fits.reshape(len(rows), -1).all(1)
-    return wrong & rows
+def _is_exact(leaf: LeafSpec) -> bool:
+    return leaf.kind != "box" or np.dtype(leaf.dtype).kind != "f"
+
+
+def _distance(leaf: LeafSpec, got: Array, wanted: Any) -> Array:
+    """[n], how far each row of two actions is apart: of boxes the largest element, of choices 1 where they differ.
+
+    Of elements larger than 1 it is relative to them; 1 for rows of another shape or dtype.
+    """
+    n = len(got)
+    if got.shape != np.shape(wanted) or got.dtype != np.dtype(leaf.dtype):
+        return np.ones(n)
+    if _is_exact(leaf):
+        return (got != wanted).reshape(n, -1).any(1).astype(np.float64)
+    x, y = got.astype(np.float64), np.asarray(wanted, np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(x - y) / np.maximum(1.0, np.abs(y))
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    return np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf)).reshape(n, -1).max(1)
 
 
 def _nudged(agent: Agent, seed: int) -> Agent:
