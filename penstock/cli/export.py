@@ -32,8 +32,12 @@ def run(argv: list[str]) -> int:
     parser.add_trust()
     parser.rare("--trust", "--import")
     args = parser.parse_args(argv)
+    text = 0
     if Path(args.run).suffix != ".safetensors":
         require_run(Path(args.run))
+        from penstock.run.files.stored_experiment import read_config  # it loads torch
+
+        text = read_config(Path(args.run), args.trust).plain.get("env_text", 0)
         import_modules(args.imports, runs=[args.run], trust=args.trust)
     from penstock.learn.export.files import contract_path
     from penstock.learn.policy_set import by_id
@@ -58,6 +62,8 @@ def run(argv: list[str]) -> int:
         )
     rows["written"] = f"{found}, {found.stat().st_size / 1e3:,.1f} kB" if found.is_file() else f"{found}/"
     rows["contract"] = str(contract_path(found)) if found.is_file() else "beside each, FILE.contract.json"
+    if text:
+        rows["text"] = f"goes in as {text} bytes of UTF-8, zeros behind, for each text of an observation"
     print_summary(f"export of {args.run}", rows)
     return 0
 
