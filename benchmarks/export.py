@@ -1,14 +1,15 @@
 """Acting on one observation: `predict`, the module in torch, and the exported file in onnxruntime, each on one thread.
 
-They act by turns; the table has the median of each, and what onnxruntime takes of the others. Needs the extra `export`.
+They take turns of 20 calls. The table has the median of each, and what onnxruntime takes of the others, by medians and by
+the quickest tenth, which other processes disturb less. Needs the extra `export`.
 
-    python benchmarks/export.py [--rounds 300] [--write]
+    python benchmarks/export.py [--turns 20] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ CASES: dict[str, tuple[EnvSpec, Any]] = {
     "DQN, Nature CNN": (EnvSpec(IMAGE, CHOICE), ps.DQN()),
     "PPO, IMPALA CNN": (EnvSpec(IMAGE, CHOICE), ps.PPO(net=ps.Net(cnn="impala"))),
 }
+TURN = 20
 RESULT = Path(__file__).parent / "results" / "export.md"
 
 
@@ -60,36 +62,43 @@ def actors(spec: EnvSpec, settings: Any) -> list[Callable[[], Any]]:
     return [lambda: policy.predict(one[0]), module, lambda: session.run(None, feed)]
 
 
-def medians(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Median time of each call in microseconds; they take turns."""
-    times: list[list[float]] = [[] for _ in calls]
-    for k in range(rounds + 20):
-        for call, taken in zip(calls, times):
-            start = time.perf_counter()
-            call()
-            if k >= 20:
-                taken.append(1e6 * (time.perf_counter() - start))
-    return [*map(statistics.median, times)]
+def times(calls: list[Callable[[], Any]], turns: int) -> np.ndarray[Any, Any]:
+    """[calls, turns * 20] microseconds."""
+    taken = np.zeros((len(calls), turns + 1, TURN))
+    for turn in range(turns + 1):
+        for i, call in enumerate(calls):
+            for k in range(TURN):
+                start = time.perf_counter()
+                call()
+                taken[i, turn, k] = 1e6 * (time.perf_counter() - start)
+    return taken[:, 1:].reshape(len(calls), -1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    load = os.getloadavg()[0]
     lines = [
         "| policy, one observation | predict, µs | torch module, µs | onnxruntime, µs | of predict | of the module |",
         "|---|---|---|---|---|---|",
     ]
     for name, (spec, settings) in CASES.items():
-        by_predict, by_module, by_file = medians(actors(spec, settings), args.rounds)
-        ratios = f"{by_file / by_predict:.2f} | {by_file / by_module:.2f}"
-        lines.append(f"| {name} | {by_predict:,.0f} | {by_module:,.0f} | {by_file:,.0f} | {ratios} |")
+        taken = times(actors(spec, settings), args.turns)
+        shown = " | ".join(f"{x:,.0f}" for x in np.median(taken, 1))
+        middle, quick = np.quantile(taken, 0.5, 1), np.quantile(taken, 0.1, 1)
+        ratios = " | ".join(f"{middle[2] / middle[i]:.2f}, {quick[2] / quick[i]:.2f}" for i in (0, 1))
+        lines.append(f"| {name} | {shown} | {ratios} |")
         print(lines[-1], flush=True)
     if args.write:
+        here = f"{os.cpu_count()} cores, one thread each, {load:.1f} runnable processes a minute before the start"
+        command = f"`python benchmarks/export.py --turns {args.turns} --write`"
         RESULT.write_text(
-            f"# Exported policies\n\n`python benchmarks/export.py --write`, one thread each, by turns.\n\n{chr(10).join(lines)}\n"
+            "\n".join(
+                ["# Exported policies", "", f"- {command}", f"- {here}; torch {torch.__version__}", "", *lines, ""]
+            )
         )
 
 

@@ -472,8 +472,8 @@ class Policy:
     def export(self, path: str | Path, to: str | None = None) -> Path:
         """Writes the deterministic policy as a file that acts without penstock, and its contract; returns its path.
 
-        The contract beside it, `PATH.contract.json`, names inputs and outputs with their shapes, dtypes and spaces. Nothing is
-        written unless the file acts as `predict` does, over 1,000 observations that are drawn from the space.
+        The contract beside it, `PATH.contract.json`, names inputs and outputs with their shapes, dtypes and spaces.
+        Nothing is written unless the file acts as `predict` does, over 1,000 observations drawn from the space.
 
         Args:
             to: "onnx" (extra `export`), "pt2" of `torch.export`, or "safetensors" of `save`; by default the suffix.

@@ -147,8 +147,8 @@ def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
     except Exception as error:
         cause = first_cause(error)
         raise ConfigError(
-            f"{_unwritable(program, cause)} cannot be written as ONNX: {summary(cause)}; export it to='pt2', or replace "
-            "the module (docs/export.md)"
+            f"{_unwritable(program, cause)} cannot be written as ONNX: {summary(cause)}; export it to='pt2', "
+            "or replace the module (docs/export.md)"
         ) from error
     proto = model.model_proto
     data = proto.SerializeToString()
@@ -194,8 +194,8 @@ def _safetensors(policy: Policy, acting: Acting) -> tuple[bytes, Execute]:
         built.load_parameters(parameters)
     except CheckpointError as error:
         raise ConfigError(
-            f"{type(algorithm).__name__} builds another agent than this policy has, so ps.load could not open the file; "
-            "export it to='onnx' or 'pt2'"
+            f"{type(algorithm).__name__} builds another agent than this policy has, so ps.load could not open the "
+            "file; export it to='onnx' or 'pt2'"
         ) from error
     return data, _executor(ActingGraph(built.agent.exported(), acting.spec, acting.seen))
 
