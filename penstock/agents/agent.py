@@ -203,7 +203,8 @@ class ExportableAgent(nn.Module):
         for i, leaf in enumerate(leaves):
             if self._clips[i]:
                 for name in ("low", "high"):
-                    bound = torch.tensor(leaf.bound(name), dtype=torch.float32)
+                    exact = torch.float64 if leaf.dtype == "float64" else torch.float32
+                    bound = torch.tensor(leaf.bound(name), dtype=exact)
                     self.register_buffer(f"{name}_{i}", bound, persistent=False)
 
     def forward(

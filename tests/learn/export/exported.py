@@ -40,6 +40,10 @@ def net(kwargs: Any) -> ps.Net:
 KINDS: dict[str, tuple[EnvSpec, Any]] = {
     "ppo": (EnvSpec(VECTOR, CHOICE), ps.PPO(net=net(NORM))),
     "ppo box": (EnvSpec(VECTOR, BOX), ps.PPO(net=net(NORM))),
+    "ppo float64": (
+        EnvSpec(VECTOR, (LeafSpec("box", (2,), "float64", -0.1, 0.3), LeafSpec("box", (1,), "float64"))),
+        ps.PPO(net=net(SMALL)),
+    ),
     "ppo squash": (EnvSpec(VECTOR, BOX), ps.PPO(net=net({**NORM, "squash": True}))),
     "ppo gsde": (EnvSpec(VECTOR, BOX), ps.PPO(net=net({**SMALL, "use_sde": True}))),
     "ppo image": (EnvSpec(IMAGE, CHOICE), ps.PPO(net=net(SMALL))),
@@ -159,7 +163,7 @@ def compare(policy: ps.Policy, path: Path, rows: int, steps: int) -> None:
             assert x.dtype == y.dtype == np.dtype(leaf.dtype)
             if leaf.kind == "box":
                 np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
-                assert (x >= leaf.bound("low").astype("f")).all()
-                assert (x <= leaf.bound("high").astype("f")).all()
+                assert (x >= leaf.bound("low").astype(leaf.dtype)).all()
+                assert (x <= leaf.bound("high").astype(leaf.dtype)).all()
             else:
                 np.testing.assert_array_equal(x, y)
