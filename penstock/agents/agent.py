@@ -111,6 +111,10 @@ class Agent(nn.Module):
         """[T, B] bool: rows after which targets expect nothing more; the record keeps the environment's own."""
         return batch.terminal(self.preparation.net.terminal_info)
 
+    def exported(self) -> Agent:
+        """The agent whose deterministic acting an export holds; another one where this one's cannot be traced."""
+        return self
+
     def norm_groups(self) -> Mapping[str, Sequence[nn.Module]]:
         """Norm groups: modules, by name, each with gradients scaled down to `max_grad_norm` by their own norm.
 
@@ -210,7 +214,8 @@ class ExportableAgent(nn.Module):
         for i, leaf in enumerate(leaves):
             if self._clips[i]:
                 for name in ("low", "high"):
-                    bound = torch.tensor(leaf.bound(name), dtype=torch.float32)
+                    exact = torch.float64 if leaf.dtype == "float64" else torch.float32
+                    bound = torch.tensor(leaf.bound(name), dtype=exact)
                     self.register_buffer(f"{name}_{i}", bound, persistent=False)
 
     def forward(
@@ -232,9 +237,13 @@ class ExportableAgent(nn.Module):
             first = torch.zeros(one.shape[:1], dtype=torch.bool, device=one.device)
         inputs = Inputs(obs, prev_action, prev_reward, first)  # pyright: ignore[reportArgumentType]
         action, _, state = self.agent.act(inputs, state, None)
+        action = self.bounded(action)
+        return action if state is None else (action, state)
+
+    def bounded(self, action: Tree) -> Tree:
+        """The action [N, *A] with boxes clipped to their bounds."""
         clipped = [
             x.clamp(getattr(self, f"low_{i}"), getattr(self, f"high_{i}")) if self._clips[i] else x
             for i, x in enumerate(tree_leaves(action))
         ]
-        action = tree_unflatten(self._structure, clipped)
-        return action if state is None else (action, state)
+        return tree_unflatten(self._structure, clipped)

@@ -120,6 +120,9 @@ class PastSelves(Agent):
         inner = None if state is None else state.get("inner")
         return self._member(-1)(inputs.flat() if state is not None and inner is None else inputs, inner)
 
+    def exported(self) -> Agent:
+        return self._member(-1)
+
     def values(self, batch: SampleBatch) -> Tensor:
         inner = None if batch.state is None else batch.state.get("inner")
         return self._member(-1).values(replace(batch, state=inner))

@@ -222,10 +222,10 @@ def _tree_to_plain(tree: Tree) -> Any:
                 tree.kind,
                 list(tree.shape),
                 tree.dtype,
-                _numbers(tree.low),
-                _numbers(tree.high),
+                plain_numbers(tree.low),
+                plain_numbers(tree.high),
                 list(tree.sizes),
-                _numbers(tree.start),
+                plain_numbers(tree.start),
             ]
         }
     if isinstance(tree, dict):
@@ -271,10 +271,10 @@ def _check_stored(leaf: LeafSpec, plain: Any) -> None:
         raise ConfigError(f"not a stored spec: {str(plain)[:200]}; expected a leaf as EnvSpec.to_plain writes it")
 
 
-def _numbers(value: Any) -> Any:
+def plain_numbers(value: Any) -> Any:
     """Infinity is not JSON: infinite bounds are stored as strings."""
     if isinstance(value, tuple):
-        return [_numbers(v) for v in value]
+        return [plain_numbers(v) for v in value]
     return value if isinstance(value, int) or math.isfinite(value) else str(value)
 
 

@@ -83,6 +83,11 @@ def tree_paths(tree: Tree) -> list[str]:
     return ["".join(f"[{key!r}]" for key in path) for path in paths]
 
 
+def tree_names(tree: Tree, root: str) -> list[str]:
+    """A dotted name for every leaf, in `tree_leaves` order: `obs.camera`, or the root itself for a bare leaf."""
+    return [".".join([root, *map(str, path)]) for path in optree.tree_paths(tree, namespace=_NAMESPACE)]
+
+
 def tree_without(tree: Tree, keys: Sequence[str]) -> Tree:
     """A tree of dicts without these keys and dicts that they leave empty; absent keys are passed over.
 

@@ -29,6 +29,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.clock import Clock
 from penstock.learn.comm import SINGLE, Comm
+from penstock.learn.export.files import export_policy
 from penstock.learn.generator import OwnGenerator
 from penstock.learn.optimizers import (
     NormGroups,
@@ -481,6 +482,21 @@ class Policy:
                 written.
         """
         return save_policy(path, self.algorithm, self.spec, self.seed, self.agent.state_dict())
+
+    def export(self, path: str | Path, to: str | None = None) -> Path:
+        """Writes the deterministic policy as a file that acts without penstock, and its contract; returns its path.
+
+        The contract beside it, `PATH.contract.json`, names inputs and outputs with their shapes, dtypes and spaces.
+        Nothing is written unless the file acts as `predict` does, over 1,000 observations drawn from the space.
+
+        Args:
+            to: "onnx" (extra `export`), "pt2" of `torch.export`, or "safetensors" of `save`; by default the suffix.
+
+        Raises:
+            ConfigError: another format; a module that cannot be traced (named); actions that differ from `predict`.
+            MissingExtraError: `onnx`, `onnxscript` or `onnxruntime` is absent. CheckpointError: it cannot be written.
+        """
+        return export_policy(self, path, to)
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.agent.parameters())

@@ -20,6 +20,7 @@ from penstock.core.tree import Tree
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import AgentSpecs, PolicyMap
 from penstock.learn.comm import SINGLE, Comm
+from penstock.learn.export.files import folder_form
 from penstock.learn.policy import Policy
 from penstock.learn.policy_file import save_policy
 from penstock.learn.rows.kept import KeptRows
@@ -148,8 +149,8 @@ class PolicySet(Mapping[str, Policy]):
         """The policy that plays an agent in an episode. Raises ConfigError as `predict`."""
         if len(self) == 1:
             return self._first
-        if self.settings is not None and not hasattr(self.settings, "policy_mapping_fn"):
-            return next(iter(self.trained.values()))  # the settings deal agents out themselves, as those of self-play
+        if self._deals_itself:
+            return self._main
         if agent is None or self._mapping is None:
             how = (
                 "the run's policy_mapping_fn could not be stored (a lambda, or of a script); give it again, "
@@ -163,6 +164,15 @@ class PolicySet(Mapping[str, Policy]):
         if agent not in self._mapping:
             raise ConfigError(f"no agent {agent!r} in policy_mapping_fn; {nearest(agent, self._mapping)}")
         return self[self._mapping[agent]]
+
+    @property
+    def _deals_itself(self) -> bool:
+        """True if the settings deal agents out to policies themselves, as those of self-play."""
+        return self.settings is not None and not hasattr(self.settings, "policy_mapping_fn")
+
+    @property
+    def _main(self) -> Policy:
+        return next(iter(self.trained.values()))
 
     def seat(self, env: Any, agents: AgentSpecs | None = None) -> EnvConfig:
         """The environment with a seat for every agent, as in `penstock.Policies.seat`."""
@@ -257,6 +267,22 @@ class PolicySet(Mapping[str, Policy]):
         if self.settings is None:
             raise ConfigError("policies.save of a PolicySet without settings; save each one: policies[id].save(path)")
         return save_policy(path, self.settings, self.specs, self._first.seed, self.parameters())
+
+    def export(self, path: str | Path, to: str | None = None) -> Path:
+        """Like `Policy.export`, in self-play of main; of several policies each as `ID.onnx` in the folder `path`.
+
+        Raises:
+            ConfigError: as of `Policy.export`, with the policy's id; several policies, and a file or no format.
+        """
+        if len(self) == 1 or self._deals_itself:
+            return (self._first if len(self) == 1 else self._main).export(path, to)
+        form = folder_form(Path(path), to, list(self))
+        for name, policy in self.items():
+            try:
+                policy.export(Path(path) / f"{name}.{form}", form)
+            except ConfigError as error:
+                raise ConfigError(f"policy {name!r}: {error}") from error
+        return Path(path)
 
     def parameters(self) -> dict[str, Tensor]:
         """Networks and normalisers of all, for `load_parameters`."""

@@ -35,6 +35,7 @@ _OPTIONAL = {
     "imageio-ffmpeg": "video",
     "ray": "ray",
     "envpool": "envpool",
+    "onnxruntime": "export",
 }
 """Packages, with the extra of penstock that installs each, if there is one."""
 

@@ -186,6 +186,7 @@ QUICK = {
     "whole help": ["train", "ppo", "--help-all"],
     "help of a sampler": ["train", "dqn", "--sampler", "async", "--sampler.inner", "cpu", "--help"],
     "record nothing": ["record", "nowhere", "--dataset", "x"],
+    "export nothing": ["export", "nowhere", "--out", "x.onnx"],
     "replay nothing": ["replay", "info", "nowhere"],
     "config nothing": ["train", "--config", "nowhere.toml"],
     "preset file nothing": ["train", "ppo", "--env", "CartPole-v1", "--preset-file", "nowhere.toml"],
