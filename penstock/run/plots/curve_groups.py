@@ -31,6 +31,8 @@ class Identity:
     """The experiment in config.json, numbers as floats, without settings that change no curve; None if unreadable."""
     seed: float | None = None
     """The run's seed; None if it is not known."""
+    planned: float | None = None
+    """Environment steps that the run was asked for; None if that is not known."""
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -59,11 +61,12 @@ def identify(run_dir: Path) -> Identity:
         env, algo = run_dir.name, ""
     if not isinstance(settings, dict):
         return Identity(run_dir, env, algo, None)
-    seed = meta.get("seed")
+    seed, planned = meta.get("seed"), None
     if isinstance(run := settings.get("run"), dict):
-        seed = run.get("seed", seed)
+        seed, planned = run.get("seed", seed), run.get("steps")
         settings = {**settings, "run": {key: value for key, value in run.items() if key not in _NOT_OF_THE_CURVE}}
-    return Identity(run_dir, env, algo, settings, seed if isinstance(seed, float) else None)
+    seed, planned = (x if isinstance(x, float) else None for x in (seed, planned))
+    return Identity(run_dir, env, algo, settings, seed, planned)
 
 
 def curve_names(curves: Sequence[Identity]) -> list[str]:
