@@ -34,7 +34,8 @@ BELOW = {
 }
 BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["studies"] = {*BELOW["run"], "run"}
-BELOW["cli"] = {*BELOW["studies"], "studies"}
+BELOW["view"] = {*BELOW["run"], "run"}
+BELOW["cli"] = {*BELOW["studies"], "studies", "view"}
 ALSO = {
     "learn": {
         "penstock.samplers.sampler",

@@ -73,7 +73,9 @@ def curves_of(of: Identity, points: Points, metric: str, keys: Iterable[str], ti
         own, evaluated = (name if not policy else _of_policy(name, policy) for name in (metric, EVAL))
         evals = _series(points, evaluated, timed)
         if of.offline and own.startswith("rollout/"):
-            return Curve(of, _series(points, _EVALUATED.get(own, ""), timed), evals, _series(points, own, timed), policy)
+            return Curve(
+                of, _series(points, _EVALUATED.get(own, ""), timed), evals, _series(points, own, timed), policy
+            )
         return Curve(of, _series(points, own, timed), evals, _series(points, "", timed), policy)
 
     curves = [own for policy in _policies(keys) if len((own := curve(policy)).own)]
