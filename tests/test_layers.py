@@ -192,6 +192,7 @@ def test_nothing_light_loads_torch() -> None:
         "penstock.algos",
         "penstock.run.experiment",
         "penstock.run.plots.figure",
+        "penstock.view.server",
         *cli,
     ]
     names = [name.removesuffix(".__init__") for name in light]

@@ -21,7 +21,9 @@ from penstock.samplers.episodes import Episodes
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"
-EVALUATIONS = "eval/evaluations.jsonl"
+EVALUATIONS, CHANGES = "eval/evaluations.jsonl", "changes.jsonl"
+"""The second is the journal of changes: {"step": environment steps, "set": {path: value}}. Calls into environments are
+there for people only, as `env_call` and `env_set`; the sampler's state repeats them."""
 TAKEN_AT = "eval/taken_at"
 """Metric of an evaluation beside training: the environment steps at which it was taken into account."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ import numpy as np
 
 from penstock.core.errors import printable
 from penstock.core.files import require_inside
-from penstock.run.files.changes import CHANGES
-from penstock.run.log import EVALUATIONS, number, read_metrics, read_rows
+from penstock.run.log import CHANGES, EVALUATIONS, number, read_metrics, read_rows
 from penstock.run.plots.curve_groups import read_content, setting_text
 from penstock.run.timeline import read_trace
 from penstock.view.catalog import Entry, finite, short_id, stamp
@@ -23,14 +23,18 @@ from penstock.view.charts import thinned
 VIDEOS = "videos"
 SECTIONS = {
     "Returns and episodes": ("rollout/", "eval/", "self_play/"),
-    "Learning": ("train/", "replay/"),
     "Load": ("time/", "sampler/"),
     "Learners and runners": ("group/", "sampler/lag"),
     "Faults": ("faults/", "env/", "resume/"),
+    "Learning": ("train/", "replay/"),
     "Changed settings": ("settings/", "curriculum/"),
 }
 """Titles of charts, and the openings of metrics below each; of several that fit, the longest counts."""
 _OTHERS = "Others"
+_SPREAD = re.compile(
+    r"(rollout|eval)/(.*[_/])?(max|min|median|std)(_.*)?|eval/mean_.*|time/(iterations|total_.*|time_elapsed)"
+)
+"""Metrics that are folded away below their section."""
 _FACTS = ("command", "started", "host", "git", "kernel", "cpu_capability", "threads", "env_reproducible")
 _PLACES = ("learners", "learner_backend", "workers", "runners", "backend", "depth", "T", "B", "device", "eval_workers")
 """Settings that say how many processes a run has, and where."""
@@ -99,7 +103,9 @@ def _sections(rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
         if found:
             pairs = np.array(sorted(found, key=lambda pair: pair[0]), np.float64)
             x, y = thinned(pairs[:, 0], pairs[:, 1])
-            of_section[section_of(key)].append({"metric": key, "x": x.tolist(), "y": y.tolist()})
+            of_section[section_of(key)].append(
+                {"metric": key, "folded": bool(_SPREAD.fullmatch(key)), "x": x.tolist(), "y": y.tolist()}
+            )
     return [{"title": title, "charts": charts} for title, charts in of_section.items() if charts]
 
 

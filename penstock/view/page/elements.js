@@ -42,7 +42,7 @@ export function shown(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e7 || size < 1e-3)) return value.toExponential(2).replace("e+", "e");
-  return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 15 : 4, maximumFractionDigits: size >= 1000 ? 0 : undefined });
+  return value.toLocaleString("en", size >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 });
 }
 
 export function steps(value) {

@@ -1,7 +1,7 @@
 // The page: curves and the table of curves, a run by itself, and the look at files that have changed.
 
 import { chart, forget, zoomOf } from "./charts.js";
-import { el, fill, get, shown, steps, swatch } from "./elements.js";
+import { duration, el, fill, get, shown, steps, swatch } from "./elements.js";
 import { List } from "./list.js";
 import { drawRun } from "./run.js";
 
@@ -118,8 +118,8 @@ function showTable() {
     { name: "steps", of: (group) => mean(group, "steps"), number: true, text: steps },
     { name: "return", of: (group) => mean(group, "return"), number: true },
     { name: "evaluation", of: (group) => mean(group, "evaluation"), number: true },
-    { name: "hours", of: (group) => mean(group, "hours"), number: true },
-    ...settings.map((name) => ({ name, of: (group) => group.settings[name] ?? "?" })),
+    { name: "wall time", of: (group) => mean(group, "hours"), number: true, text: (hours) => duration(hours * 3600) },
+    ...settings.filter((name) => name !== "env" && name !== "algo").map((name) => ({ name, of: (group) => group.settings[name] ?? "?" })),
   ];
   const { by, down } = state.sort;
   const column = columns.find((one) => one.name === by);
@@ -130,7 +130,7 @@ function showTable() {
     const value = one.of(group);
     const text = value === null ? "–" : one.text ? one.text(value) : one.number ? shown(value) : String(value);
     const slot = list.slots.get(group.id) ?? null;
-    return el("td", { class: one.number ? "num" : "text" }, i === 0 && slot !== null ? swatch(slot) : null, text);
+    return el("td", { class: one.number ? "num" : i === 0 ? "curve" : "cell", title: i > 0 && text.length > 28 ? text : null }, i === 0 && slot !== null ? swatch(slot) : null, text);
   })));
   forget(main);
   fill(main, tools("table"), el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))),

@@ -21,29 +21,48 @@ export function drawRun(place, run) {
     share === null ? null : el("div", { class: "progress" }, bar),
     run.crash ? el("p", { class: "unread" }, "Learning broke down in this run: its batch lies in crash/.") : null);
 
-  section(place, "Evaluations", evaluations(run.evaluations));
-  section(place, "Videos", run.videos.length ? el("div", { class: "videos" }, ...run.videos.map((name) => video(run.id, name))) : null);
-  for (const { title, charts } of run.sections) {
-    const grid = el("div", { class: "small" });
-    section(place, title, title === "Learners and runners" ? table(["setting", "value"], run.places) : null, grid);
-    for (const { metric, x, y } of charts) {
-      const cell = el("div");
-      grid.append(cell);
-      chart(cell, metric, [{ name: metric, slot: 0, x, y }], { height: 170, legend: false });
-    }
-    if (title === "Faults") grid.before(el("p", { class: "soft" }, "Counts since the run began."));
-  }
-  if (!run.sections.some(({ title }) => title === "Learners and runners") && run.places.length) section(place, "Learners and runners", table(["setting", "value"], run.places));
-  if (!run.sections.some(({ title }) => title === "Faults")) section(place, "Faults", el("p", { class: "soft" }, "None counted."));
-  section(place, "Timeline", run.timeline ? timeline(run.timeline) : el("p", { class: "soft" }, run.timeline_note || "None recorded: --run.trace RUN/trace.json records one."));
-  section(place, "Changes in the run", run.changes.length ? table(["step", "setting", "value"], run.changes) : null);
-  section(place, "Settings", run.settings.length ? folded(`${plural(run.settings.length, "setting")}`, table(["setting", "value"], run.settings, Infinity)) : el("p", { class: "soft" }, "Its config.json cannot be read."));
-  section(place, "Where it ran", el("dl", { class: "facts" }, el("dt", {}, "folder"), el("dd", {}, run.path), ...facts.flatMap(([name, text]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, text)])));
+  const jumps = el("nav", { class: "jumps", "aria-label": "Sections" });
+  place.append(jumps);
+  const section = (title, ...content) => {
+    const real = content.filter(Boolean);
+    if (!real.length) return;
+    const head = el("h2", {}, title);
+    place.append(head, ...real);
+    jumps.append(el("button", { class: "plain", onclick: () => head.scrollIntoView({ behavior: "smooth" }) }, title));
+  };
+  const charts = new Map(run.sections.map((one) => [one.title, one.charts]));
+  const metrics = (title, ...before) => {
+    const some = charts.get(title) || [];
+    charts.delete(title);
+    const folded = some.filter((one) => one.folded);
+    section(title, ...before, grid(some.filter((one) => !one.folded)), folded.length ? later(plural(folded.length, "more metric"), () => grid(folded)) : null);
+  };
+  section("Evaluations", evaluations(run.evaluations));
+  section("Videos", run.videos.length ? el("div", { class: "videos" }, ...run.videos.map((name) => video(run.id, name))) : null);
+  metrics("Returns and episodes");
+  metrics("Load");
+  metrics("Learners and runners", run.places.length ? table(["setting", "value"], run.places) : null);
+  metrics("Faults", el("p", { class: "soft" }, charts.has("Faults") ? "Counts since the run began." : "None counted."));
+  section("Timeline", run.timeline ? timeline(run.timeline) : el("p", { class: "soft" }, run.timeline_note || "None recorded: --run.trace RUN/trace.json records one."));
+  for (const title of [...charts.keys()]) metrics(title);
+  section("Changes in the run", run.changes.length ? table(["step", "setting", "value"], run.changes) : null);
+  section("Settings", run.settings.length ? folded(plural(run.settings.length, "setting"), table(["setting", "value"], run.settings, Infinity)) : el("p", { class: "soft" }, "Its config.json cannot be read."));
+  section("Where it ran", el("dl", { class: "facts" }, el("dt", {}, "folder"), el("dd", {}, run.path), ...facts.flatMap(([name, text]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, text)])));
 }
 
-function section(place, title, ...content) {
-  const real = content.filter(Boolean);
-  if (real.length) place.append(el("h2", {}, title), ...real);
+function grid(charts) {
+  if (!charts.length) return null;
+  const cells = charts.map(() => el("div"));
+  const place = el("div", { class: "small" }, ...cells);
+  charts.forEach(({ metric, x, y }, i) => chart(cells[i], metric, [{ name: metric, slot: 0, x, y }], { height: 170, legend: false }));
+  return place;
+}
+
+// Content that is made when it is first opened.
+function later(title, make) {
+  const place = el("details", {}, el("summary", {}, title));
+  place.addEventListener("toggle", () => { if (place.open && place.children.length === 1) place.append(make()); });
+  return place;
 }
 
 function evaluations(rows) {
