@@ -47,9 +47,10 @@ class Charts:
 
 def _group(group: str, entries: Sequence[Entry], metric: str, wall: bool) -> list[dict[str, Any]]:
     by_policy: dict[str | None, list[Curve]] = {}
+    evaluated = metric == RETURN and len(entries) == 1
     for entry in entries:
         try:
-            found = curves_of(entry.identity, entry.columns.points, metric, entry.last, timed=wall)
+            found = curves_of(entry.identity, entry.columns.points, metric, entry.last, wall, evaluated)
         except OSError:  # it goes away at this moment
             continue
         for one in found:
@@ -63,7 +64,7 @@ def _group(group: str, entries: Sequence[Entry], metric: str, wall: bool) -> lis
         curve |= _summed(shown) if len(shown) > 1 else {}
         if "x" not in curve:  # a single run, or seeds that share no stretch: the longest
             curve |= _line(max(shown, key=lambda xy: len(xy[0]), default=(np.empty(0), np.empty(0))))
-        if metric == RETURN and len(runs) == 1:
+        if evaluated:
             curve["points"] = [part.tolist() for part in _xy(runs[0].evals, wall)]
         if len(runs) == 1 and len(runs[0].data):
             data = _line(_xy(runs[0].data, wall))

@@ -62,16 +62,19 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     return curves_of(identify(run_dir), lambda key: _points(rows, key), metric, keys)
 
 
-def curves_of(of: Identity, points: Points, metric: str, keys: Iterable[str], timed: bool = True) -> list[Curve]:
+def curves_of(
+    of: Identity, points: Points, metric: str, keys: Iterable[str], timed: bool = True, evaluated: bool = True
+) -> list[Curve]:
     """What `read_curves` returns, of a run whose rows have these keys.
 
     Args:
         timed: read the wall time too; without it, `seconds` are NaN.
+        evaluated: read the evaluations too; without them, `evals` is empty.
     """
 
     def curve(policy: str | None) -> Curve:
-        own, evaluated = (name if not policy else _of_policy(name, policy) for name in (metric, EVAL))
-        evals = _series(points, evaluated, timed)
+        own, played = (name if not policy else _of_policy(name, policy) for name in (metric, EVAL))
+        evals = _series(points, played if evaluated else "", timed)
         if of.offline and own.startswith("rollout/"):
             return Curve(
                 of, _series(points, _EVALUATED.get(own, ""), timed), evals, _series(points, own, timed), policy
@@ -117,7 +120,7 @@ def _of_policy(metric: str, policy: str) -> str:
 
 def _series(points: Points, key: str, timed: bool) -> Series:
     """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
-    found = points(key)
+    found = points(key) if key else np.empty((0, 2))
     found = found[np.argsort(found[:, 0], kind="stable")]  # evaluations beside training are logged after later rows
     seconds = np.full(len(found), math.nan)
     if timed and len(found) and len(times := points(TIME)):
