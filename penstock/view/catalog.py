@@ -138,7 +138,7 @@ class Catalog:
         """Everything that the page's list shows, as JSON data without NaN."""
         with self.lock:
             entries, groups, (names, settings) = self.refresh(), self.groups(), self.names()
-            metrics = {key for entry in entries if entry.row is not None for key in entry.last if key != "step"}
+            metrics = {key for entry in entries if entry.row is not None for key in entry.columns.names} - {"step"}
             return {
                 "signature": self.signature(),
                 "folder": _shown(str(self.folder)),

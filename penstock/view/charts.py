@@ -50,7 +50,7 @@ def _group(group: str, entries: Sequence[Entry], metric: str, wall: bool) -> lis
     evaluated = metric == RETURN and len(entries) == 1
     for entry in entries:
         try:
-            found = curves_of(entry.identity, entry.columns.points, metric, entry.last, wall, evaluated)
+            found = curves_of(entry.identity, entry.columns.points, metric, entry.columns.names, wall, evaluated)
         except OSError:  # it goes away at this moment
             continue
         for one in found:

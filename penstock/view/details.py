@@ -165,7 +165,7 @@ def _timeline(run_dir: Path, named: str) -> dict[str, Any]:
         left, shown = _MOST_SPANS, list[dict[str, Any]]()
         kinds = list(dict.fromkeys(name for _, spans in rows for _, _, name in spans))[:32]
         for title, spans in rows:
-            spans = [span for span in spans[: max(left, 0)] if span[2] in kinds and span[0] + span[1] < math.inf]
+            spans = [span for span in spans[: max(left, 0)] if span[2] in kinds and all(map(math.isfinite, span[:2]))]
             left -= len(spans)
             flat = [x for start, length, name in spans for x in (round(start, 1), round(length, 1), kinds.index(name))]
             shown.append({"title": _shown(title), "spans": flat})

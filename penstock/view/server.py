@@ -63,6 +63,7 @@ class ViewServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 64  # a browser opens several lines at once
     timeout = _LOOK_S
 
     def __init__(self, folder: str | Path, host: str = "127.0.0.1", port: int = 0) -> None:

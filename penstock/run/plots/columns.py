@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +20,7 @@ from penstock.run.log import JSONL, MOST_LINE, TAKEN_AT, number, parse_row
 from penstock.run.plots.bands import Floats
 
 _HEAD = b'{"step": '
-_NUMBER = re.compile(rb"-?\d[\d.eE+-]*(?=[,}])")
+_NUMBER = re.compile(rb"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[,}])")
 _BLOCK, _FIRST_BLOCK = 1 << 24, 1 << 15
 """Bytes read at a time: from the beginning, and first from the end."""
 _LATEST = 2
@@ -38,10 +41,14 @@ class MetricColumns:
         self._inode, self._size, self._changed = (-1, -1), 0, 0
         self._columns: dict[str, tuple[int, Floats]] = {}
         self._last: tuple[int, dict[str, float]] = (0, {})
+        self.names: set[str] = set()
+        """Metrics of the rows that `last` came upon."""
 
     def refresh(self) -> tuple[int, int, int]:
         """Looks at the file; returns what is equal as long as its content is: inode, size and time of change."""
         found = os.stat(self._path)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(self._path))
         inode, size = (found.st_dev, found.st_ino), found.st_size
         rewritten = size == self._size and found.st_mtime_ns != self._changed
         if inode != self._inode or size < self._size or rewritten:
@@ -74,7 +81,7 @@ class MetricColumns:
         upto, known = self._last
         if upto < self._size:
             with open_stored(self._path, self._path.parent) as file:
-                found, end = _last_values(file, upto, self._size, wanted)
+                found, end = _last_values(file, upto, self._size, wanted, self.names)
             step = max((row["step"] for row in (found, known) if "step" in row), default=0)
             known = {**known, **found, "step": step}
             self._last = end, known
@@ -128,7 +135,9 @@ def _needle(key: str) -> bytes:
     return b", " + json.dumps(key).encode() + b": "
 
 
-def _last_values(file: BufferedReader, start: int, end: int, wanted: Iterable[str]) -> tuple[dict[str, float], int]:
+def _last_values(
+    file: BufferedReader, start: int, end: int, wanted: Iterable[str], names: set[str]
+) -> tuple[dict[str, float], int]:
     """The last finite values between two places of a file, and the end of its last whole line there."""
     found: dict[str, float] = {}
     missing, latest, block, whole = {*wanted}, 0, _FIRST_BLOCK, start
@@ -142,7 +151,7 @@ def _last_values(file: BufferedReader, start: int, end: int, wanted: Iterable[st
         if data:
             whole = max(whole, begin + cut + len(data))
         elif begin > start:
-            if block == _BLOCK:
+            if end - begin == _BLOCK:
                 break  # a line that is longer than any row
             continue
         end = begin + cut
@@ -152,36 +161,34 @@ def _last_values(file: BufferedReader, start: int, end: int, wanted: Iterable[st
             row = parse_row(data[line_start:at])
             at = line_start
             if row is not None:
+                names.update(row)
                 _keep(found, row)
                 latest += TAKEN_AT not in row
         missing -= found.keys()
         canonical = _as_written(data) if data else True
         for key in sorted(missing):
-            if _find_back(data, key, found, canonical):
+            row = _find_back(data, key, canonical)
+            if row is not None:
                 missing.discard(key)
+                names.update(row)
+                found[key] = number(row[key])
     return found, whole
 
 
-def _find_back(data: bytes, key: str, found: dict[str, float], canonical: bool) -> bool:
-    """Adds the last finite value of a metric in these lines; False if there is none."""
-    if not canonical:
-        values = [x for _, x in _pairs(data, key)]
-        if values:
-            found[key] = values[-1]
-        return bool(values)
-    needle = _needle(key)
+def _find_back(data: bytes, key: str, canonical: bool) -> dict[str, Any] | None:
+    """The last of these lines in which a metric is finite."""
+    needle = _needle(key) if canonical else b"\n"
     at = data.rfind(needle)
     while at >= 0:
         start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at) + 1
         row = parse_row(data[start:end])
         if row is not None and math.isfinite(number(row.get(key))):
-            _keep(found, row)
-            return True
+            return row
         at = data.rfind(needle, 0, start)
-    return False
+    return None
 
 
-def _keep(found: dict[str, float], row: dict[str, object]) -> None:
+def _keep(found: dict[str, float], row: dict[str, Any]) -> None:
     """Adds the finite values of a row that is earlier than those found; of `step` the largest counts."""
     for key, value in row.items():
         x = number(value)

@@ -1,0 +1,97 @@
+"""The page in a headless Chromium: it draws what runs say, and runs nothing that their names say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.view.server import ViewServer
+from tests.run.plots.made import PPO_META, make_run, settings
+from tests.view.served import serving, three_runs, told
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+Look = Callable[..., str]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium (Debian) runs these tests"),
+]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """The page as a browser has drawn it after some seconds of its own time."""
+
+    def dumped(server: ViewServer, route: str = "", *options: str) -> str:
+        words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
+        words += ["--virtual-time-budget=5000", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", *options]
+        assert CHROMIUM is not None
+        done = subprocess.run(
+            [CHROMIUM, *words, "--enable-logging=stderr", "--dump-dom", f"{server.url}{route}"],
+            capture_output=True, text=True, timeout=90,
+        )  # fmt: skip
+        said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert not said, said
+        return done.stdout
+
+    return dumped
+
+
+def words(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def test_curves_with_their_names_are_drawn(tmp_path: Path, look: Look) -> None:
+    with serving(three_runs(tmp_path / "runs")) as server:
+        page = look(server)
+    assert re.search(r'data-ready="\d+"', page) and page.count("<canvas") == 1
+    text = words(page)
+    assert "2 curves, 3 runs" in text and "ppo, lr=0.001 (2 seeds)" in text and "rollout/ep_rew_mean" in text
+    assert "live" in text
+
+
+def test_a_table_a_run_and_an_empty_folder(tmp_path: Path, look: Look) -> None:
+    with serving(three_runs(tmp_path / "runs")) as server:
+        table = words(look(server, "#/table"))
+        run = next(one for one in told(server, "api/runs")["runs"] if one["name"] == "b")["id"]
+        page = words(look(server, f"#/run/{run}"))
+        assert "This run is gone." in words(look(server, "#/run/0"))
+    assert "curve environment runs steps return evaluation wall time lr" in table and "ppo, lr=0.01" in table
+    for text in ("10k of 1k steps", "rollout/ep_rew_mean", "None counted.", "algo.lr", "0.01"):
+        assert text in page, text
+    (tmp_path / "none").mkdir()
+    with serving(tmp_path / "none") as server:
+        assert "No runs yet" in words(look(server))
+
+
+def test_names_of_runs_settings_and_metrics_run_nothing(tmp_path: Path, look: Look) -> None:
+    evil = "<img src=x onerror=document.title='owned'>"
+    script = "<script>document.title='owned'</script>"
+    for name in (evil, script.replace("/", "∕"), "\"'><b>x"):
+        plain = {**settings(1, lr=script), "mine": {evil: evil}}
+        run = make_run(tmp_path / "runs" / name, meta={**PPO_META, "env": evil, "host": script}, settings=plain)
+        (run / "metrics.jsonl").write_text(
+            json.dumps({"step": 1, evil: 1.0, f"rollout/{script}/ep_rew_mean": 2.0}) + "\n"
+        )
+    with serving(tmp_path / "runs") as server:
+        listing = told(server, "api/runs")
+        pages = [look(server), look(server, "#/table"), look(server, f"#/run/{listing['runs'][0]['id']}")]
+    for page in pages:
+        assert "owned</title>" not in page and "<img" not in page and "<b>x" not in page
+        assert page.count("<script") == 2, "those of the page itself"
+    assert "&lt;img src=x" in pages[0] and "&lt;script&gt;" in pages[2]
+
+
+@pytest.mark.parametrize("size", ["520,900", "1400,900"])
+def test_it_is_drawn_narrow_and_wide(size: str, tmp_path: Path, look: Look) -> None:
+    with serving(three_runs(tmp_path / "runs")) as server:
+        page = look(server, "", f"--window-size={size}")
+    width = int(re.search(r"<canvas[^>]*width=\"(\d+)\"", page)[1])  # pyright: ignore[reportOptionalSubscript]
+    assert width <= int(size.split(",")[0])
