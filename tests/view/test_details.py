@@ -103,7 +103,9 @@ def test_the_trace_in_a_runs_folder_is_its_timeline(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", meta=PPO_META, settings={"run": {"trace": "/elsewhere/trace.json"}})
     assert details(run)["timeline"] is None and "/elsewhere/trace.json" in details(run)["timeline_note"]
     (run / "a.json").write_text("{}")
-    (run / "b.json").symlink_to("/etc/passwd")
+    (tmp_path / "foreign.json").write_text(json.dumps(chrome_trace(TRACKS)))
+    (run / "b.json").symlink_to(tmp_path / "foreign.json")
+    assert details(run)["timeline"] is None
     (run / "trace.json").write_text(json.dumps(chrome_trace(TRACKS)))
     rows = [
         ("learner", [(0.0, 5.0, "learn")]),

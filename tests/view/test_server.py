@@ -185,7 +185,7 @@ def test_what_it_cannot_listen_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--port 70000; expected 0 for a free one, or up to 65535"):
         ViewServer(tmp_path, port=70000)
     for host in ("192.0.2.1", "no such host", "a" * 80):
-        with pytest.raises(ConfigError, match="cannot listen on .*, port 0: .*choose another --host"):
+        with pytest.raises(ConfigError, match=r"cannot listen on .*, port 0: .*choose another --host"):
             ViewServer(tmp_path, host=host)
-    with pytest.raises(ConfigError, match="no run in .*missing"):
+    with pytest.raises(ConfigError, match=r"no run in .*missing"):
         ViewServer(tmp_path / "missing")

@@ -38,6 +38,7 @@ FILES = {
     "null": row(1, a=None) + row(2, a=3.0) + row(3, b=1),
     "torn at the end": row(1, a=1.5) + b'{"step": 2, "a": 2.',
     "torn in the middle": row(1, a=1.5) + b'{"step": 2, "a": 2.{"step": 3, "a": 7.0}\n' + row(4, a=4),
+    "torn at a name": row(1, a=1.5) + b'{"step": 2, "a": 2.5, "c{"step": 3, "a": 7.0}\n' + row(4, a=4),
     "torn, then whole": row(1, a=1.5) + b'{"step": 2, "a": 2.5\n' + row(4, a=4),
     "another spelling": b'{"a":1,"step":5}\n{"step":6,"a":2}\n' + row(7, a=3),
     "another spelling later": row(7, a=3) + b'{"x": {"y": 1}, "step": 8, "a": 4}\n{"step": 9, "x": [1, {}], "a": 5}\n',
@@ -94,7 +95,8 @@ def test_the_last_numbers_of_a_long_run_are_found_wherever_they_stand(tmp_path: 
     log.write(2, {"eval/mean_reward": math.nan, "rollout/ep_rew_mean": 2.0, "time/time_elapsed": 7200.0})
     for step in range(3, 3000):
         log.write(step, {f"train/{i}": 0.5 for i in range(20)})
-    log.write(1500, {"eval/taken_at": 2999, "eval/other": 1.0})
+    for step in (1500, 1600, 1700):
+        log.write(step, {"eval/taken_at": 2999, "eval/other": 1.0})
     log.close()
     assert (tmp_path / "metrics.jsonl").stat().st_size > 10 * columns._FIRST_BLOCK  # pyright: ignore
     found = read_run(tmp_path)
