@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +96,19 @@ def test_it_is_drawn_narrow_and_wide(size: str, tmp_path: Path, look: Look) -> N
         page = look(server, "", f"--window-size={size}")
     width = int(re.search(r"<canvas[^>]*width=\"(\d+)\"", page)[1])  # pyright: ignore[reportOptionalSubscript]
     assert width <= int(size.split(",")[0])
+
+
+def test_it_follows_runs_as_they_grow(tmp_path: Path, look: Look) -> None:
+    with serving(three_runs(tmp_path / "runs")) as server:
+        answered = server.charts.chart
+
+        def then_more(*asked: Any) -> Any:
+            curves = answered(*asked)
+            if not new.exists():
+                make_run(new, 9.0, PPO_META, settings(0, lr=0.5))
+            return curves
+
+        new = tmp_path / "runs" / "new"
+        server.charts.chart = then_more
+        page = words(look(server, "", "--virtual-time-budget=9000"))
+    assert "3 curves, 4 runs" in page and "ppo, lr=0.5" in page

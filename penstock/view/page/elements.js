@@ -18,6 +18,16 @@ export function fill(node, ...children) {
   return node;
 }
 
+// Draws anew, and gives the keyboard back to the element of the same label.
+export function redraw(draw) {
+  const label = (node) => node.getAttribute("aria-label") || node.textContent;
+  const before = document.activeElement;
+  const kept = before && before !== document.body && before.id !== "filter" ? [before.tagName, label(before)] : null;
+  draw();
+  if (!kept || document.activeElement !== document.body) return;
+  [...document.querySelectorAll(kept[0])].find((node) => label(node) === kept[1])?.focus({ preventScroll: true });
+}
+
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function look(slot) {

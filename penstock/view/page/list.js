@@ -1,6 +1,6 @@
 // The list of curves and their runs: which are shown, by which line, and the filter.
 
-import { COLOURS, el, fill, plural, shown, steps, swatch } from "./elements.js";
+import { COLOURS, el, fill, plural, redraw, shown, steps, swatch } from "./elements.js";
 
 const FIRST = COLOURS; // curves shown at the start
 
@@ -56,6 +56,10 @@ export class List {
   }
 
   draw() {
+    redraw(() => this.drawn());
+  }
+
+  drawn() {
     const fitting = this.fitting();
     const { groups, runs } = this.listing;
     const count = fitting.reduce((sum, group) => sum + group.runs.length, 0);

@@ -1,7 +1,7 @@
 // The page: curves and the table of curves, a run by itself, and the look at files that have changed.
 
 import { chart, forget, zoomOf } from "./charts.js";
-import { duration, el, fill, get, shown, steps, swatch } from "./elements.js";
+import { duration, el, fill, get, redraw, shown, steps, swatch } from "./elements.js";
 import { List } from "./list.js";
 import { drawRun } from "./run.js";
 
@@ -51,7 +51,7 @@ function metricSelect(label, chosen, changed, placeholder = null) {
     if (!of.has(kind)) of.set(kind, []);
     of.get(kind).push(metric);
   }
-  const select = el("select", { "aria-label": label, onchange: (event) => changed(event.target.value) },
+  const select = el("select", { class: placeholder ? "add" : null, "aria-label": label, onchange: (event) => changed(event.target.value) },
     placeholder ? el("option", { value: "" }, placeholder) : null,
     !placeholder && state.metrics.length > 1 ? el("option", { value: "" }, "remove this chart") : null,
     ...[...of].map(([kind, names]) => el("optgroup", { label: kind }, ...names.map((name) => el("option", { value: name }, name)))));
@@ -68,9 +68,18 @@ async function showCurves(turn, fresh) {
   const answers = await Promise.all(state.metrics.map((metric) => get("chart", { ...query, metric })));
   if (turn !== state.turn) return;
   const grid = el("div", { class: "charts" });
+  const key = JSON.stringify([list.listing.metrics, state.metrics, state.wall]);
+  const kept = main.firstElementChild;
   forget(main);
   state.plots.clear();
-  fill(main, tools("curves"), grid);
+  // An open list of metrics stays open while curves grow.
+  if (!fresh && kept && kept.dataset.key === key) {
+    while (kept.nextSibling) kept.nextSibling.remove();
+    main.append(grid);
+  } else {
+    redraw(() => fill(main, tools("curves"), grid));
+    main.firstElementChild.dataset.key = key;
+  }
   if (!groups.length) grid.append(el("p", { class: "soft" }, "No curve is shown. Choose some in the list."));
   const panels = new Set();
   answers.forEach(({ curves }) => curves.forEach((curve) => panels.add(curve.panel)));
@@ -133,8 +142,8 @@ function showTable() {
     return el("td", { class: one.number ? "num" : i === 0 ? "curve" : "cell", title: i > 0 && text.length > 28 ? text : null }, i === 0 && slot !== null ? swatch(slot) : null, text);
   })));
   forget(main);
-  fill(main, tools("table"), el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))),
-    el("p", { class: "soft" }, el("br"), "Means over the runs of a curve. Settings are those that differ."));
+  redraw(() => fill(main, tools("table"), el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))),
+    el("p", { class: "soft" }, el("br"), "Means over the runs of a curve. Settings are those that differ.")));
   document.body.dataset.ready = "table";
 }
 
@@ -147,7 +156,7 @@ function compare(a, b, down) {
 async function showRun(id, turn, fresh) {
   try {
     const run = await get("run", !fresh && state.run && state.run.id === id ? { id, seen: state.run.signature } : { id });
-    if (turn !== state.turn || run.unchanged || main.querySelector("video:not([paused])")?.paused === false) return;
+    if (turn !== state.turn || run.unchanged || [...main.querySelectorAll("video")].some((one) => !one.paused)) return;
     const top = main.scrollTop;
     const open = [...main.querySelectorAll("details")].map((one) => one.open);
     drawRun(main, run);

@@ -5,6 +5,7 @@ import { duration, el, fill, plural, shown, steps } from "./elements.js";
 import { mark } from "./list.js";
 import { timeline } from "./timeline.js";
 
+const timelines = new Map(); // of the run that is shown: what a person has zoomed to stays
 const USUAL = 10; // lines of a table that are shown at once
 
 export function drawRun(place, run) {
@@ -43,7 +44,7 @@ export function drawRun(place, run) {
   metrics("Load");
   metrics("Learners and runners", run.places.length ? table(["setting", "value"], run.places) : null);
   metrics("Faults", el("p", { class: "soft" }, charts.has("Faults") ? "Counts since the run began." : "None counted."));
-  section("Timeline", run.timeline ? timeline(run.timeline) : el("p", { class: "soft" }, run.timeline_note || "None recorded: --run.trace RUN/trace.json records one."));
+  section("Timeline", run.timeline ? keptTimeline(run) : el("p", { class: "soft" }, run.timeline_note || "None recorded: --run.trace RUN/trace.json records one."));
   for (const title of [...charts.keys()]) metrics(title);
   section("Changes in the run", run.changes.length ? table(["step", "setting", "value"], run.changes) : null);
   section("Settings", run.settings.length ? folded(plural(run.settings.length, "setting"), table(["setting", "value"], run.settings, Infinity)) : el("p", { class: "soft" }, "Its config.json cannot be read."));
@@ -63,6 +64,15 @@ function later(title, make) {
   const place = el("details", {}, el("summary", {}, title));
   place.addEventListener("toggle", () => { if (place.open && place.children.length === 1) place.append(make()); });
   return place;
+}
+
+function keptTimeline(run) {
+  const key = run.id + JSON.stringify(run.timeline);
+  if (!timelines.has(key)) {
+    timelines.clear();
+    timelines.set(key, timeline(run.timeline));
+  }
+  return timelines.get(key);
 }
 
 function evaluations(rows) {
