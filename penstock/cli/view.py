@@ -13,7 +13,7 @@ from types import FrameType
 
 from penstock.cli.options import Parser
 
-_DESCRIPTION = """Shows a folder's runs in the browser, as they are and as they grow: curves, settings, evaluations, videos.
+_DESCRIPTION = """Shows a folder's runs in the browser, as they grow: curves, settings, evaluations, videos.
 
   penstock view
   penstock view runs/cartpole --port 8000

@@ -85,7 +85,7 @@ class Catalog:
         self._entries: dict[str, Entry] = {}
         self._looked = -_LOOK_EVERY_S
         self._names: tuple[Hashable, Any] = (None, None)
-        if not folder.exists():
+        if not folder.is_dir():
             run_dirs(folder)
 
     def refresh(self) -> list[Entry]:

@@ -48,7 +48,7 @@ def run_signature(entry: Entry) -> str:
 
 
 def run_details(entry: Entry) -> dict[str, Any]:
-    """Everything that the page of a run shows, as JSON data without NaN. Raises OSError if its metrics are unreadable."""
+    """Everything that the page of a run shows, as JSON data without NaN. Raises OSError if it cannot be read."""
     meta, config = read_content(entry.path / "meta.json"), read_content(entry.path / "config.json")
     rows = read_metrics(entry.path)
     settings = list(itertools.islice(_flat(config.get("experiment")), _MOST_SETTINGS))

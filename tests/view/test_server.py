@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,27 @@ from penstock.view.server import ViewServer
 from tests.view.served import ask, serving, three_runs, told
 
 
-def test_every_file_that_the_page_names_is_served_under_a_strict_policy(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ViewServer]:
+    with serving(three_runs(tmp_path_factory.mktemp("runs"))) as server:
+        yield server
+
+
+def test_every_file_that_the_page_names_is_served_under_a_strict_policy(server: ViewServer) -> None:
     page = Path(__file__).parents[2] / "penstock" / "view" / "page"
-    with serving(three_runs(tmp_path)) as server:
-        for name in ("", *(path.name for path in page.iterdir() if path.name != "uPlot-LICENSE.txt")):
-            answer = ask(server, name)
-            assert answer.status == 200, name
-            policy = answer.headers["Content-Security-Policy"]
-            assert "default-src 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            assert answer.headers["Referrer-Policy"] == "no-referrer" and answer.headers["Cache-Control"] == "no-store"
-            kind = answer.headers["Content-Type"].split(";")[0]
-            assert kind == {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}.get(
-                name.rpartition(".")[2], "text/html"
-            )
-        text = ask(server).body.decode()
-        assert "<script>" not in text and "style=" not in text
+    for name in ("", *(path.name for path in page.iterdir() if path.name != "uPlot-LICENSE.txt")):
+        answer = ask(server, name)
+        assert answer.status == 200, name
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer" and answer.headers["Cache-Control"] == "no-store"
+        kind = answer.headers["Content-Type"].split(";")[0]
+        assert kind == {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}.get(
+            name.rpartition(".")[2], "text/html"
+        )
+    text = ask(server).body.decode()
+    assert "<script>" not in text and "style=" not in text
     assert "MIT License" in (page / "uPlot-LICENSE.txt").read_text()
     assert "v1.6.32" in (page / "uPlot.iife.min.js").read_text()[:200]
 
@@ -44,27 +50,24 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]", "127.0.0.1:1", "localhost:8080", "127.0.0.2"]
 )
-def test_it_answers_to_names_of_this_machine(host: str, tmp_path: Path) -> None:
-    with serving(three_runs(tmp_path)) as server:
-        assert ask(server, "api/runs", Host=host).status == 200
+def test_it_answers_to_names_of_this_machine(host: str, server: ViewServer) -> None:
+    assert ask(server, "api/runs", Host=host).status == 200
 
 
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1", "a@127.0.0.1", "[::]"],
 )
-def test_it_answers_to_no_other_name(host: str, tmp_path: Path) -> None:
-    with serving(three_runs(tmp_path)) as server:
-        for path in ("", "api/runs", "page.js"):
-            answer = ask(server, path, Host=host)
-            assert answer.status == 403 and b"own address alone" in answer.body and b"a-s0" not in answer.body
+def test_it_answers_to_no_other_name(host: str, server: ViewServer) -> None:
+    for path in ("", "api/runs", "page.js"):
+        answer = ask(server, path, Host=host)
+        assert answer.status == 403 and b"own address alone" in answer.body and b"a-s0" not in answer.body
 
 
-def test_a_request_without_a_host_is_refused(tmp_path: Path) -> None:
-    with serving(three_runs(tmp_path)) as server:
-        with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as line:
-            line.sendall(f"GET /{server.token}/api/runs HTTP/1.0\r\n\r\n".encode())
-            assert b" 403 " in line.recv(4096)
+def test_a_request_without_a_host_is_refused(server: ViewServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as line:
+        line.sendall(f"GET /{server.token}/api/runs HTTP/1.0\r\n\r\n".encode())
+        assert b" 403 " in line.recv(4096)
 
 
 def test_a_server_for_every_address_answers_to_numbers_but_to_no_foreign_name(tmp_path: Path) -> None:
@@ -104,10 +107,9 @@ def test_without_the_secret_nothing_is_told(tmp_path: Path) -> None:
         "api/nothing", "video/", "video/x", "video/x/y.mp4", "/etc/passwd", "%2fetc%2fpasswd", ".%00.", "api/run?id=../a-s0",
     ],
 )  # fmt: skip
-def test_no_path_leads_anywhere_else(path: str, tmp_path: Path) -> None:
-    with serving(three_runs(tmp_path)) as server:
-        answer = ask(server, path)
-        assert answer.status == 404 and len(answer.body) < 60
+def test_no_path_leads_anywhere_else(path: str, server: ViewServer) -> None:
+    answer = ask(server, path)
+    assert answer.status == 404 and len(answer.body) < 60
 
 
 def test_videos_are_those_that_a_run_lists_whole_or_in_part(tmp_path: Path) -> None:
@@ -187,5 +189,7 @@ def test_what_it_cannot_listen_on_is_said(tmp_path: Path) -> None:
     for host in ("192.0.2.1", "no such host", "a" * 80):
         with pytest.raises(ConfigError, match=r"cannot listen on .*, port 0: .*choose another --host"):
             ViewServer(tmp_path, host=host)
-    with pytest.raises(ConfigError, match=r"no run in .*missing"):
-        ViewServer(tmp_path / "missing")
+    (tmp_path / "file").write_text("x")
+    for name in ("missing", "file"):
+        with pytest.raises(ConfigError, match=f"no run in .*{name}: "):
+            ViewServer(tmp_path / name)
