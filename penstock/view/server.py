@@ -139,7 +139,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._begin(308, "text/plain", 0, {"Location": f"/{token}/"})
             return
         try:
-            self._answer(rest, {key: values[-1] for key, values in parse_qs(asked, max_num_fields=8).items()})
+            fields = parse_qs(asked, keep_blank_values=True, max_num_fields=8)
+            self._answer(rest, {key: values[-1] for key, values in fields.items()})
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from penstock.run.log import MetricsLog
+from penstock.view import server as server_module
 from penstock.view.server import ViewServer
 from tests.run.plots.made import PPO_META, make_run, settings
 from tests.view.served import serving, three_runs, told
@@ -45,8 +48,8 @@ def look(tmp_path: Path) -> Look:
     return dumped
 
 
-def words(html: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+def words(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
 def test_curves_with_their_names_are_drawn(tmp_path: Path, look: Look) -> None:
@@ -98,7 +101,7 @@ def test_it_is_drawn_narrow_and_wide(size: str, tmp_path: Path, look: Look) -> N
     assert width <= int(size.split(",")[0])
 
 
-def test_it_follows_runs_as_they_grow(tmp_path: Path, look: Look) -> None:
+def test_it_follows_runs_as_they_grow(tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(three_runs(tmp_path / "runs")) as server:
         answered = server.charts.chart
 
@@ -109,6 +112,46 @@ def test_it_follows_runs_as_they_grow(tmp_path: Path, look: Look) -> None:
             return curves
 
         new = tmp_path / "runs" / "new"
-        server.charts.chart = then_more
+        monkeypatch.setattr(server.charts, "chart", then_more)
         page = words(look(server, "", "--virtual-time-budget=9000"))
     assert "3 curves, 4 runs" in page and "ppo, lr=0.5" in page
+
+
+def test_a_person_filters_chooses_sorts_and_opens(tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page"
+    shutil.copytree(server_module._PAGE, page)  # pyright: ignore[reportPrivateUsage]
+    shutil.copy(Path(__file__).parent / "hands.js", page)
+    text = (page / "index.html").read_text()
+    (page / "index.html").write_text(text.replace("</head>", '<script src="hands.js" type="module"></script></head>'))
+    monkeypatch.setattr(server_module, "_PAGE", page)
+    monkeypatch.setitem(server_module._KINDS, "hands.js", "text/javascript")  # pyright: ignore[reportPrivateUsage]
+    runs = three_runs(tmp_path / "runs")
+    log = MetricsLog(runs / "b", resume_step=10_000, tensorboard=False)
+    log.write(10_001, {"rollout/ep_rew_max": 1.0})
+    log.close()
+    with serving(runs) as server:
+        found = re.search(r'data-said="([^"]*)"', look(server, "", "--virtual-time-budget=20000"))
+    assert found is not None
+    seeds, single = "ppo, lr=0.001 (2 seeds)", "ppo, lr=0.01"
+    said = dict(json.loads(html.unescape(found[1])))
+    mean, nearest, at = said.pop("cursor")
+    assert 8.5 < float(mean) < 16 and nearest == "51" and re.fullmatch(r"\d(\.\d+)? min", at)
+    assert said == {
+        "begin": [seeds, single],
+        "filter a setting": [single],
+        "filter a seed": [seeds],
+        "filter nothing": ["0 of 2 curves, 0 runs"],
+        "no filter": [seeds, single],
+        "hide one": [single, "Show ppo, lr=0.001"],
+        "none": ["No curve is shown. Choose some in the list."],
+        "all": [seeds, single],
+        "open": ["a-s0", "a-s1"],
+        "wall time": ["Curves", "Wall time"],
+        "another chart": ["rollout/ep_rew_mean", "eval/mean_reward"],
+        "one chart less": ["eval/mean_reward"],
+        "table": ["ppo, lr=0.001", "ppo, lr=0.01"],
+        "sorted": ["ppo, lr=0.01", "ppo, lr=0.001"],
+        "a run": ["a-s0"],
+        "more metrics": [True],
+        "back": ["eval/mean_reward"],
+    }

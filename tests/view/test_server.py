@@ -112,6 +112,11 @@ def test_no_path_leads_anywhere_else(path: str, server: ViewServer) -> None:
     assert answer.status == 404 and len(answer.body) < 60
 
 
+def test_no_curve_is_an_answer_too(server: ViewServer) -> None:
+    at = "api/chart?metric=rollout/ep_rew_mean&x=steps"
+    assert len(told(server, at)["curves"]) == 2 and told(server, f"{at}&groups=")["curves"] == []
+
+
 def test_videos_are_those_that_a_run_lists_whole_or_in_part(tmp_path: Path) -> None:
     runs = three_runs(tmp_path / "runs")
     videos = runs / "b" / "videos"
