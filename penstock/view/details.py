@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.core.errors import printable
 from penstock.core.files import require_inside
-from penstock.run.log import CHANGES, EVALUATIONS, number, read_metrics, read_rows
+from penstock.run.log import CHANGES, EVALUATIONS, number, read_rows
+from penstock.run.plots.bands import Floats
 from penstock.run.plots.curve_groups import read_content, setting_text
 from penstock.run.timeline import read_trace
 from penstock.view.catalog import Entry, finite, short_id, stamp
@@ -50,23 +51,23 @@ def run_signature(entry: Entry) -> str:
 def run_details(entry: Entry) -> dict[str, Any]:
     """Everything that the page of a run shows, as JSON data without NaN. Raises OSError if it cannot be read."""
     meta, config = read_content(entry.path / "meta.json"), read_content(entry.path / "config.json")
-    rows = read_metrics(entry.path)
+    points = entry.columns.every()
     settings = list(itertools.islice(_flat(config.get("experiment")), _MOST_SETTINGS))
-    seconds = [x for row in rows if math.isfinite(x := row.get("time/time_elapsed", math.nan))]
+    hours = math.nan if entry.row is None else entry.row.hours
     return {
         "signature": run_signature(entry),
         "id": entry.id,
         "name": entry.name,
         "path": _shown(str(entry.path)),
         "state": entry.state,
-        "steps": max((int(row["step"]) for row in rows), default=0),
+        "steps": 0 if entry.row is None else entry.row.steps,
         "planned": entry.identity.planned,
-        "seconds": seconds[-1] if seconds else None,
+        "seconds": finite(3600 * hours),
         "facts": [[name, _shown(_joined(meta[name]))] for name in _FACTS if meta.get(name) not in (None, "")],
         "versions": _shown(", ".join(f"{k} {v}" for k, v in _items(meta.get("versions")))),
         "settings": settings,
         "places": [[path, text] for path, text in settings if path.rpartition(".")[2] in _PLACES],
-        "sections": _sections(rows),
+        "sections": _sections(points),
         "changes": _changes(entry.path),
         "evaluations": _evaluations(entry.path),
         "videos": video_names(entry.path),
@@ -95,17 +96,14 @@ def _is_inside(path: Path, folder: Path) -> bool:
     return path.is_file()
 
 
-def _sections(rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    keys = dict.fromkeys(key for row in rows for key in row if key != "step")
+def _sections(points: Mapping[str, Floats]) -> list[dict[str, Any]]:
     of_section: dict[str, list[dict[str, Any]]] = {title: [] for title in (*SECTIONS, _OTHERS)}
-    for key in sorted(keys):
-        found = [(row["step"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
-        if found:
-            pairs = np.array(sorted(found, key=lambda pair: pair[0]), np.float64)
-            x, y = thinned(pairs[:, 0], pairs[:, 1])
-            of_section[section_of(key)].append(
-                {"metric": key, "folded": bool(_SPREAD.fullmatch(key)), "x": x.tolist(), "y": y.tolist()}
-            )
+    for key in sorted(points):
+        pairs = points[key][np.argsort(points[key][:, 0], kind="stable")]
+        x, y = thinned(pairs[:, 0], pairs[:, 1])
+        of_section[section_of(key)].append(
+            {"metric": key, "folded": bool(_SPREAD.fullmatch(key)), "x": x.tolist(), "y": y.tolist()}
+        )
     return [{"title": title, "charts": charts} for title, charts in of_section.items() if charts]
 
 

@@ -169,9 +169,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._send_json({"unchanged": True})
             else:
                 try:
-                    self._send_json(run_details(entry))
+                    with catalog.lock:
+                        found = run_details(entry)
                 except OSError as error:
                     self._refuse(404, f"This run cannot be read: {error.strerror or error}")
+                else:
+                    self._send_json(found)
         elif path.startswith("video/"):
             run_id, _, name = path.removeprefix("video/").partition("/")
             self._send_video(run_id, name)

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import stat
+from array import array
 from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -23,6 +24,8 @@ _HEAD = b'{"step": '
 _NUMBER = re.compile(rb"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[,}])")
 _BLOCK, _FIRST_BLOCK = 1 << 24, 1 << 15
 """Bytes read at a time: from the beginning, and first from the end."""
+_MOST_KEPT = 32
+"""Metrics of a run in memory; the oldest gives way."""
 _LATEST = 2
 """Rows at the end that `last` parses whole."""
 
@@ -40,6 +43,7 @@ class MetricColumns:
         self._path = run_dir / JSONL
         self._inode, self._size, self._changed = (-1, -1), 0, 0
         self._columns: dict[str, tuple[int, Floats]] = {}
+        self._every: tuple[int, dict[str, array[float]]] = (0, {})
         self._last: tuple[int, dict[str, float]] = (0, {})
         self.names: set[str] = set()
         """Metrics of the rows that `last` came upon."""
@@ -53,7 +57,7 @@ class MetricColumns:
         rewritten = size == self._size and found.st_mtime_ns != self._changed
         if inode != self._inode or size < self._size or rewritten:
             self._columns.clear()
-            self._last = (0, {})
+            self._every, self._last = (0, {}), (0, {})
         self._inode, self._size, self._changed = inode, size, found.st_mtime_ns
         return found.st_ino, size, found.st_mtime_ns
 
@@ -69,8 +73,26 @@ class MetricColumns:
                     at += len(block)
             if pairs:
                 points = np.concatenate([points, np.array(pairs, np.float64)])
+            self._columns.pop(key, None)
             self._columns[key] = at, points
+            if len(self._columns) > _MOST_KEPT:
+                del self._columns[next(iter(self._columns))]
         return points
+
+    def every(self) -> dict[str, Floats]:
+        """`points` of every metric that has any. Rows are parsed, each once; all metrics stay in memory."""
+        at, flat = self._every
+        if at < self._size:
+            with open_stored(self._path, self._path.parent) as file:
+                file.seek(at)
+                for block in _whole_lines(file, self._size - at):
+                    for row in filter(None, map(parse_row, block.splitlines(keepends=True))):
+                        for key, value in row.items():
+                            if key != "step" and math.isfinite(x := number(value)):
+                                flat.setdefault(key, array("d")).extend((row["step"], x))
+                    at += len(block)
+                    self._every = at, flat
+        return {key: np.array(pairs).reshape(-1, 2) for key, pairs in flat.items()}
 
     def last(self, wanted: Iterable[str]) -> dict[str, float]:
         """The last finite value of metrics: of those of the latest rows, and of `wanted` from wherever they stand.

@@ -57,6 +57,9 @@ def test_they_are_those_of_the_rows(name: str, block: int, tmp_path: Path, monke
     monkeypatch.setattr(columns, "_FIRST_BLOCK", block // 4)
     for key in KEYS[:3]:
         assert fresh(tmp_path).points(key).tolist() == expected(tmp_path, key), key
+    keys = {key for row in read_metrics(tmp_path) for key in row} - {"step"}
+    every = {key: points for key in keys if (points := expected(tmp_path, key))}
+    assert {key: found.tolist() for key, found in fresh(tmp_path).every().items()} == every
     last = fresh(tmp_path).last(KEYS)
     for key in ("a", "é/ü", "c"):
         values = [value for _, value in expected(tmp_path, key)]
@@ -70,6 +73,7 @@ def test_they_follow_a_file_that_grows_is_replaced_or_shrinks(tmp_path: Path, mo
     path.write_bytes(row(1, a=1.0, x=4) + b'{"step": 2, ')
     found = fresh(tmp_path)
     before = found.refresh()
+    assert found.every().keys() == {"a", "x"}
     assert found.points("a").tolist() == [[1, 1]] and found.last(["a"]) == {"step": 1, "a": 1, "x": 4}
     with path.open("ab") as file:
         file.write(b'"a": 5}\n')
@@ -80,10 +84,15 @@ def test_they_follow_a_file_that_grows_is_replaced_or_shrinks(tmp_path: Path, mo
     monkeypatch.setattr(columns, "_pairs", lambda data, key: read.append(len(data)) or real(data, key))
     assert found.points("a").tolist() == [[1, 1], [2, 5]] and read == [len(row(2, a=5))]
     assert found.last(["a"]) == {"step": 2, "a": 5, "x": 4}
+    assert {key: points.tolist() for key, points in found.every().items()} == {"a": [[1, 1], [2, 5]], "x": [[1, 4]]}
     path.with_name("new").write_bytes(row(1, a=9.0) + row(2, b=0) + row(3, a=7))
     os.replace(path.with_name("new"), path)
     found.refresh()
-    assert found.points("a").tolist() == [[1, 9], [3, 7]] and found.last(["a"]) == {"step": 3, "a": 7, "b": 0}
+    assert found.points("a").tolist() == [[1, 9], [3, 7]] == found.every()["a"].tolist() and found.last(["a"]) == {
+        "step": 3,
+        "a": 7,
+        "b": 0,
+    }
     path.write_bytes(row(1, a=2.0))
     found.refresh()
     assert found.points("a").tolist() == [[1, 2]] and found.last(["a"]) == {"step": 1, "a": 2}
@@ -101,6 +110,14 @@ def test_the_last_numbers_of_a_long_run_are_found_wherever_they_stand(tmp_path: 
     assert (tmp_path / "metrics.jsonl").stat().st_size > 10 * columns._FIRST_BLOCK  # pyright: ignore
     found = read_run(tmp_path)
     assert (found.steps, found.return_, found.evaluation, found.hours) == (2999, 2.0, 4.0, 2.0)
+
+
+def test_only_so_many_metrics_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(row(1, a=1, b=2, c=3))
+    monkeypatch.setattr(columns, "_MOST_KEPT", 2)
+    found = fresh(tmp_path)
+    assert [found.points(key).tolist() for key in "abca"] == [[[1, 1]], [[1, 2]], [[1, 3]], [[1, 1]]]
+    assert list(found._columns) == ["c", "a"]  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_link_out_of_the_run_is_refused(tmp_path: Path) -> None:
