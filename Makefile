@@ -25,7 +25,7 @@ test: $(VENV)/.installed
 # What `test` leaves out: tests that kill, mount, fill disks, start Ray or take more than 2 s.
 # One process more than cores: they wait for other processes nearly half of the time.
 test-slow: $(VENV)/.installed
-	$(BIN)/pytest -n $$(( $(JOBS) + 1 )) --dist worksteal -m "slow and not examples"
+	$(BIN)/pytest -n $$(( $(JOBS) + 1 )) --dist worksteal -rs -m "slow and not examples"
 
 test-all: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow or not slow"

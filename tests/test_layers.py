@@ -34,7 +34,8 @@ BELOW = {
 }
 BELOW["testing"] = {*BELOW["run"], "run"}
 BELOW["studies"] = {*BELOW["run"], "run"}
-BELOW["cli"] = {*BELOW["studies"], "studies"}
+BELOW["view"] = {*BELOW["run"], "run"}
+BELOW["cli"] = {*BELOW["studies"], "studies", "view"}
 ALSO = {
     "learn": {
         "penstock.samplers.sampler",
@@ -191,6 +192,7 @@ def test_nothing_light_loads_torch() -> None:
         "penstock.algos",
         "penstock.run.experiment",
         "penstock.run.plots.figure",
+        "penstock.view.server",
         *cli,
     ]
     names = [name.removesuffix(".__init__") for name in light]

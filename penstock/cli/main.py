@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "measure which sampler is the fastest here",
     "runs": "list runs with their last numbers",
     "plot": "draw learning curves of runs",
+    "view": "show runs in the browser, live",
     "envs": "list environment ids",
     "algos": "list algorithms and their presets",
     "doctor": "say what this machine has, and whether it keeps the promises",

@@ -23,7 +23,6 @@ from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, loa
 from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
 from penstock.run.files.changes import (
-    CHANGES,
     at,
     changed,
     known_steps,
@@ -48,6 +47,7 @@ from penstock.run.files.stored_experiment import (
 )
 from penstock.run.files.supplied_arguments import warn_of_unstorable
 from penstock.run.files.trust import is_trusted, remember
+from penstock.run.log import CHANGES
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 

@@ -21,12 +21,14 @@ from penstock.samplers.episodes import Episodes
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"
-EVALUATIONS = "eval/evaluations.jsonl"
+EVALUATIONS, CHANGES = "eval/evaluations.jsonl", "changes.jsonl"
+"""The second is the journal of changes: {"step": environment steps, "set": {path: value}}. Calls into environments are
+there for people only, as `env_call` and `env_set`; the sampler's state repeats them."""
 TAKEN_AT = "eval/taken_at"
 """Metric of an evaluation beside training: the environment steps at which it was taken into account."""
 
 
-_MOST_LINE, _MOST_BITS = 1 << 27, 1 << 9
+MOST_LINE, _MOST_BITS = 1 << 27, 1 << 9
 """More bytes than a row has, and most bits of a number in one: `float` takes no more than twice as many."""
 
 
@@ -134,10 +136,11 @@ def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episo
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     """The rows of a run in the order of writing, each with its `step`; no number is NaN, a torn line is left out."""
     rows = read_rows(Path(run_dir) / JSONL)
-    return [{key: _number(value) for key, value in row.items()} for row in rows]
+    return [{key: number(value) for key, value in row.items()} for row in rows]
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """A value of a row as a number; NaN if it is none, or too large for a float."""
     fits = isinstance(value, (int, float)) and not (isinstance(value, int) and value.bit_length() > _MOST_BITS)
     return value if fits else math.nan
 
@@ -152,7 +155,7 @@ def cut_rows(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
     limit = math.inf if resume_step is None else resume_step
     rows, lines, text = [], [], path.read_bytes()
     for line in text.splitlines(keepends=True):
-        row = _parse(line)
+        row = parse_row(line)
         if row is not None and row["step"] <= limit and not (row.get(TAKEN_AT) or 0) > limit:
             rows.append(row)
             lines.append(line)
@@ -167,13 +170,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     rows: list[dict[str, Any]] = []
     with open_stored(path, path.parent) as file:
-        while 0 < len(line := file.readline(_MOST_LINE)) < _MOST_LINE:
-            if (row := _parse(line)) is not None:
+        while 0 < len(line := file.readline(MOST_LINE)) < MOST_LINE:
+            if (row := parse_row(line)) is not None:
                 rows.append(row)
     return rows
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_row(line: bytes) -> dict[str, Any] | None:
     """A row, or None for a line that a crash cut short: it lacks its end, even if the rest of it is JSON."""
     if not line.endswith(b"\n"):
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core import trace
 from penstock.core.errors import ConfigError
-from penstock.core.files import write_atomic
+from penstock.core.files import read_stored, write_atomic
 from penstock.core.trace import ACT, LEARN, SAMPLE, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
 from penstock.run.plots.looks import INK, STYLE
 
@@ -121,6 +121,31 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
             ]
     lost = {track.name: track.lost for track in tracks if track.lost}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"lost_spans": lost}}
+
+
+def read_trace(path: Path, folder: Path) -> list[tuple[str, list[tuple[float, float, str]]]]:
+    """The rows of a trace that was written by `write_trace`: a title, and (start, duration, name) of its spans in us.
+
+    Raises:
+        OSError: the file cannot be read, or lies outside `folder`.
+        ValueError: it is no trace.
+    """
+    content = json.loads(read_stored(path, folder))
+    events = content.get("traceEvents") if isinstance(content, dict) else None
+    if not isinstance(events, list):
+        raise ValueError(f"{path} is no trace")
+    titles: dict[tuple[Any, Any], str] = {}
+    spans: dict[tuple[Any, Any], list[tuple[float, float, str]]] = {}
+    try:
+        for event in events:
+            row = event["pid"], event["tid"]
+            if event["name"] == "thread_name":
+                titles[row] = str(event["args"]["name"])
+            elif event["ph"] == "X":
+                spans.setdefault(row, []).append((float(event["ts"]), float(event["dur"]), str(event["name"])))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no trace of a run") from error
+    return [(titles.get(row, "?"), found) for row, found in spans.items()][:_MOST_ROWS]
 
 
 def draw_trace(tracks: Sequence[Track], out: Path) -> None:

@@ -14,11 +14,11 @@ from penstock.core.errors import CheckpointError
 from penstock.core.files import fsync_dir, write_atomic
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from penstock.run.experiment import Experiment
-from penstock.run.files.changes import CHANGES, FORKED
+from penstock.run.files.changes import FORKED
 from penstock.run.files.rundir import check_free
 from penstock.run.files.stored_experiment import CONFIG, META, config_bytes
 from penstock.run.files.trust import is_trusted, remember
-from penstock.run.log import EVALUATIONS, JSONL
+from penstock.run.log import CHANGES, EVALUATIONS, JSONL
 
 _HISTORY = (META, JSONL, EVALUATIONS)
 

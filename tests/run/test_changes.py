@@ -14,7 +14,8 @@ import torch
 import penstock as ps
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.learn import precision
-from penstock.run.files.changes import CHANGES, RUN_SETTINGS, changed
+from penstock.run.files.changes import RUN_SETTINGS, changed
+from penstock.run.log import CHANGES
 
 NET = ps.Net(hidden=(8,))
 NET_OF_R2D1 = ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=8)

@@ -18,11 +18,8 @@ from penstock.run.checkpoints.checkpoint import Checkpoint
 from penstock.run.experiment import Experiment
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.trust import is_trusted, remember
-from penstock.run.log import cut_rows, read_rows
+from penstock.run.log import CHANGES, cut_rows, read_rows
 
-CHANGES = "changes.jsonl"
-"""Journal in the run directory: a row for each change, {"step": environment steps, "set": {path: value}}. Calls into
-environments are there for people only, as `env_call` and `env_set`; the sampler's state repeats them."""
 FORKED = b'{"step": 0, "forked": true}\n'
 """First row of the journal of a run that was made of another one's checkpoint."""
 RUN_SETTINGS = (

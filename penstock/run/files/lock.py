@@ -11,8 +11,10 @@ import warnings
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.core.files import NO_SURPRISE, require_plain_tree
+from penstock.core.files import NO_SURPRISE, read_stored, require_plain_tree
 
 if sys.platform != "win32":
     import fcntl
@@ -88,6 +90,20 @@ class RunLock:
                 "nothing stops a second learner from using the run directory",
                 stacklevel=3,
             )
+
+
+def is_training(run_dir: Path) -> bool | None:
+    """True if a process trains in a directory, False if the last one ended without letting go, None if none does.
+
+    The lock itself is left alone: a look must not keep a learner from starting. Of a process of another machine, and
+    where processes cannot be looked at, this is what it wrote.
+    """
+    try:
+        text = json.loads(read_stored(run_dir / ".lock", run_dir, 4096))
+        pid, host = text["pid"], text["host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return host != socket.gethostname() or (isinstance(pid, int) and pid > 0 and psutil.pid_exists(pid))
 
 
 def _holder(fd: int) -> str:

@@ -31,6 +31,8 @@ class Identity:
     """The experiment in config.json, numbers as floats, without settings that change no curve; None if unreadable."""
     seed: float | None = None
     """The run's seed; None if it is not known."""
+    planned: float | None = None
+    """Environment steps that the run was asked for; None if that is not known."""
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -53,17 +55,18 @@ class Identity:
 def identify(run_dir: Path) -> Identity:
     """The identity of the run in a directory, from its meta.json and config.json."""
     run_dir = run_dir.resolve()
-    meta, settings = _read(run_dir / "meta.json"), _read(run_dir / "config.json").get("experiment")
+    meta, settings = read_content(run_dir / "meta.json"), read_content(run_dir / "config.json").get("experiment")
     env, algo = meta.get("env"), meta.get("algo")
     if not isinstance(env, str) or not isinstance(algo, str):
         env, algo = run_dir.name, ""
     if not isinstance(settings, dict):
         return Identity(run_dir, env, algo, None)
-    seed = meta.get("seed")
+    seed, planned = meta.get("seed"), None
     if isinstance(run := settings.get("run"), dict):
-        seed = run.get("seed", seed)
+        seed, planned = run.get("seed", seed), run.get("steps")
         settings = {**settings, "run": {key: value for key, value in run.items() if key not in _NOT_OF_THE_CURVE}}
-    return Identity(run_dir, env, algo, settings, seed if isinstance(seed, float) else None)
+    seed, planned = (x if isinstance(x, float) else None for x in (seed, planned))
+    return Identity(run_dir, env, algo, settings, seed, planned)
 
 
 def curve_names(curves: Sequence[Identity]) -> list[str]:
@@ -83,6 +86,12 @@ def curve_names(curves: Sequence[Identity]) -> list[str]:
                 says_so = re.match(rf"{re.escape(name)}(?![A-Za-z])", end)  # a folder dqn-2 of a dqn
                 names[i] = end if says_so or not curves[i].algo else f"{name}, {end}"
     return [name if names.count(name) == 1 else f"{name}, {c.run_dir}" for name, c in zip(names, curves)]
+
+
+def by_number(name: str) -> list[str | float]:
+    """Sort key of a name, numbers by value: run-2 before run-10, lr=3e-05 before lr=0.001."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _by_settings(settings: list[Any]) -> list[str]:
@@ -127,7 +136,7 @@ def _named(found: dict[str, list[Any]]) -> dict[str, list[str]]:
     """Columns of text by the shortest name of each setting."""
     columns: dict[str, list[str]] = {}
     for path, values in found.items():
-        texts = [_text(value) for value in values]
+        texts = [setting_text(value) for value in values]
         short = path.partition(".")[2] or path  # without algo, sampler or run
         if columns.setdefault(short, texts) != texts:
             columns[path] = texts
@@ -154,16 +163,17 @@ def _differing(values: list[Any], path: str) -> list[tuple[str, list[Any]]]:
     return [found for part in below for found in part]
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A stored setting as a person reads it; of a part with many fields only the name of its class."""
     if value is _ABSENT:
         return "?"
     if isinstance(value, float):
         return f"{value:.12g}"
     if isinstance(value, list):
-        return f"[{', '.join(_text(item) for item in value)}]"
+        return f"[{', '.join(setting_text(item) for item in value)}]"
     if isinstance(value, dict):
         name = str(value.get("class") or value.get("import") or "").rpartition(":")[2]
-        fields = ", ".join(_text(item) for key, item in value.items() if key not in ("class", "import"))
+        fields = ", ".join(setting_text(item) for key, item in value.items() if key not in ("class", "import"))
         whole = f"{name}({fields})" if fields else name
         return whole if len(whole) <= _LONGEST else name or "..."
     return str(value)
@@ -181,7 +191,8 @@ def _by_path(paths: list[Path]) -> list[str]:
     return [str(Path(*part[-own(part) :])) for part in parts]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_content(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run's directory, numbers as floats; {} if it cannot be read, or is none."""
     try:
         content = json.loads(read_stored(path, path.parent), parse_int=float)  # 0 and 0.0 are one setting
     except (OSError, ValueError, RecursionError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from penstock.run.log import read_metrics
 from penstock.run.plots.bands import Floats
 from penstock.run.plots.curve_groups import Identity, identify
 
+Points = Callable[[str], Floats]
+"""Step and value of each row in which a metric is finite, [N, 2] float64, in the order of writing."""
 EVAL = "eval/mean_reward"
-_TIME = "time/time_elapsed"
+TIME = "time/time_elapsed"
 _EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_length"}
 
 
@@ -55,11 +57,32 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     For policy `a` the metric `rollout/ep_rew_mean` is `rollout/a/ep_rew_mean`. The `rollout` metrics of a run that
     learns from a dataset are those of the data; its own curve is the same quantity in its evaluations, if they have it.
     """
-    of, rows = identify(run_dir), read_metrics(run_dir)
-    policies = _policies(rows)
-    curves = [_curve(of, rows, _of_policy(metric, policy), _of_policy(EVAL, policy), policy) for policy in policies]
-    curves = [curve for curve in curves if len(curve.own)]
-    joint = _curve(of, rows, metric, EVAL, "" if curves else None)
+    rows = read_metrics(run_dir)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return curves_of(identify(run_dir), lambda key: _points(rows, key), metric, keys)
+
+
+def curves_of(
+    of: Identity, points: Points, metric: str, keys: Iterable[str], timed: bool = True, evaluated: bool = True
+) -> list[Curve]:
+    """What `read_curves` returns, of a run whose rows have these keys.
+
+    Args:
+        timed: read the wall time too; without it, `seconds` are NaN.
+        evaluated: read the evaluations too; without them, `evals` is empty.
+    """
+
+    def curve(policy: str | None) -> Curve:
+        own, played = (name if not policy else _of_policy(name, policy) for name in (metric, EVAL))
+        evals = _series(points, played if evaluated else "", timed)
+        if of.offline and own.startswith("rollout/"):
+            return Curve(
+                of, _series(points, _EVALUATED.get(own, ""), timed), evals, _series(points, own, timed), policy
+            )
+        return Curve(of, _series(points, own, timed), evals, _series(points, "", timed), policy)
+
+    curves = [own for policy in _policies(keys) if len((own := curve(policy)).own)]
+    joint = curve("" if curves else None)
     return [joint, *curves] if len(joint.own) or len(joint.data) else curves
 
 
@@ -84,9 +107,8 @@ def _is_copy(short: Curve, long: Curve) -> bool:
     )
 
 
-def _policies(rows: Sequence[dict[str, float]]) -> list[str]:
+def _policies(keys: Iterable[str]) -> list[str]:
     """Ids of policies, in the order in which rows name them; none where there is one."""
-    keys = dict.fromkeys(key for row in rows for key in row)
     matches = [re.fullmatch(r"rollout/([^/]+)/ep_rew_mean|eval/([^/]+)/mean_reward", key) for key in keys]
     return list(dict.fromkeys(match[1] or match[2] for match in matches if match))
 
@@ -96,25 +118,16 @@ def _of_policy(metric: str, policy: str) -> str:
     return f"{kind}/{policy}/{name}"
 
 
-def _curve(of: Identity, rows: list[dict[str, float]], metric: str, evaluated: str, policy: str | None) -> Curve:
-    evals = _points(rows, evaluated)
-    if of.offline and metric.startswith("rollout/"):
-        points, data = _points(rows, _EVALUATED.get(metric, "")), _points(rows, metric)
-    else:
-        points, data = _points(rows, metric), _points([], metric)
-    return Curve(of, points, evals, data, policy)
-
-
-def _points(rows: list[dict[str, float]], key: str) -> Series:
+def _series(points: Points, key: str, timed: bool) -> Series:
     """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
-    finite = [row for row in rows if math.isfinite(row.get(key, math.nan))]
-    finite.sort(key=lambda row: row["step"])  # evaluations beside training are logged after later rows
-    timed = [row for row in rows if math.isfinite(row.get(_TIME, math.nan))]
-    steps, seconds = _column(finite, "step"), np.full(len(finite), math.nan)
-    if timed:
-        seconds = np.interp(steps, _column(timed, "step"), _column(timed, _TIME))
-    return Series(steps, seconds, _column(finite, key))
+    found = points(key) if key else np.empty((0, 2))
+    found = found[np.argsort(found[:, 0], kind="stable")]  # evaluations beside training are logged after later rows
+    seconds = np.full(len(found), math.nan)
+    if timed and len(found) and len(times := points(TIME)):
+        seconds = np.interp(found[:, 0], times[:, 0], times[:, 1])
+    return Series(found[:, 0], seconds, found[:, 1])
 
 
-def _column(rows: list[dict[str, float]], key: str) -> Floats:
-    return np.array([row[key] for row in rows], np.float64)
+def _points(rows: list[dict[str, float]], key: str) -> Floats:
+    pairs = [(row["step"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
+    return np.array(pairs, np.float64).reshape(-1, 2)

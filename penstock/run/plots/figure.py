@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from penstock.core.machine import counted
 from penstock.run.files.stored_experiment import as_checkpoint_error, require_plain_run
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
-from penstock.run.plots.curve_groups import curve_names
+from penstock.run.plots.curve_groups import by_number, curve_names
 from penstock.run.plots.curves import Curve, Series, read_curves, without_copies
 from penstock.run.plots.looks import (
     DATA,
@@ -117,7 +116,7 @@ def plot_runs(
     names = curve_names([next(iter(parts.values()))[0].of for parts in groups.values()])
     curves = [
         (name if policy is None else f"{name}, {policy or 'all agents'}", runs)
-        for name, parts in sorted(zip(names, groups.values()), key=lambda group: _by_number(group[0]))
+        for name, parts in sorted(zip(names, groups.values()), key=lambda group: by_number(group[0]))
         for policy, runs in parts.items()
     ]
     figure = _draw(curves, metric)
@@ -126,12 +125,6 @@ def plot_runs(
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=_DPI)
     return out
-
-
-def _by_number(name: str) -> list[str | float]:
-    """Sort key of a name, numbers by value: run-2 before run-10, lr=3e-05 before lr=0.001."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)
-    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _other(metric: str, run_dirs: Sequence[Path]) -> str:

@@ -14,8 +14,11 @@ from typing import Any, overload
 
 from penstock.core.errors import ConfigError, legible, nearest, printable
 from penstock.run.log import JSONL, read_metrics
+from penstock.run.plots.columns import MetricColumns
 from penstock.run.plots.curve_groups import Identity, columns_of_algorithms, identify, telling
+from penstock.run.plots.curves import EVAL, TIME
 
+RETURN = "rollout/ep_rew_mean"
 _COLUMNS = ("run", "env", "algo", "seed", "steps", "return", "evaluation", "hours")
 _LONGEST, _MOST = 48, 6
 """Characters of a cell, and settings in a printed table."""
@@ -171,7 +174,7 @@ def runs(*folders: str | Path) -> Runs:
     rows: list[RunRow] = []
     for path in dict.fromkeys(run for folder in folders or ("runs",) for run in run_dirs(Path(folder))):
         try:
-            rows.append(_row(path))
+            rows.append(read_run(path))
         except OSError as error:
             warnings.warn(f"left out, {legible(path)} cannot be read: {error.strerror or error}", stacklevel=2)
     return Runs(rows)
@@ -193,20 +196,23 @@ def run_dirs(path: Path) -> list[Path]:
     return found
 
 
-def _row(path: Path) -> RunRow:
-    rows = read_metrics(path)
+def read_run(path: Path, identity: Identity | None = None, columns: MetricColumns | None = None) -> RunRow:
+    """The run in a directory; `identity` and `columns`, fresh ones, spare reading anew what has not changed.
+
+    Raises OSError if its metrics cannot be read.
+    """
+    if columns is None:
+        columns = MetricColumns(path)
+        columns.refresh()
+    last = columns.last((RETURN, EVAL, TIME))
     return RunRow(
         path,
-        identify(path),
-        max((int(row["step"]) for row in rows), default=0),
-        _last(rows, "rollout/ep_rew_mean"),
-        _last(rows, "eval/mean_reward"),
-        _last(rows, "time/time_elapsed") / 3600,
+        identity or identify(path),
+        int(last["step"]),
+        last.get(RETURN, math.nan),
+        last.get(EVAL, math.nan),
+        last.get(TIME, math.nan) / 3600,
     )
-
-
-def _last(rows: Sequence[dict[str, float]], key: str) -> float:
-    return next((row[key] for row in reversed(rows) if math.isfinite(row.get(key, math.nan))), math.nan)
 
 
 def _rank(value: Any) -> tuple[bool, Any]:

@@ -1,0 +1,1 @@
+"""A page of runs, served on this machine's own address: `penstock view`."""
