@@ -14,14 +14,14 @@ from tests import parsed
 ROOT = parsed.ROOT / "penstock"
 BELOW = {
     "core": set[str](),
-    "ops": {"core"},
+    "ops": {"core", "native"},
     "native": set(),
     "processes": {"core", "native"},
     "actors": {"core", "processes"},
     "replay": {"core", "ops", "processes", "actors"},
     "agents": {"core", "ops", "native"},
     "learn": {"core", "ops", "native", "agents", "replay"},
-    "algos": {"core", "ops", "agents", "learn", "replay"},
+    "algos": {"core", "ops", "native", "agents", "learn", "replay"},
     "envs": {"core"},
     "tensor_envs": {"core", "envs"},
     "datasets": {"core", "envs"},

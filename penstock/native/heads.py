@@ -10,7 +10,7 @@ from penstock.native.elementwise import takes
 
 
 def takes_rows(*tensors: Tensor | None) -> bool:
-    """True if the kernel takes these float32 matrices and vectors, None aside, as they lie, and none wants a gradient."""
+    """True if the kernel takes these float32 tensors, None aside, as they lie, and none wants a gradient."""
     recorded = torch.is_grad_enabled()
     return all(x is None or (takes(x) and x.is_contiguous() and not (recorded and x.requires_grad)) for x in tensors)
 

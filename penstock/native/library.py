@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "PENSTOCK_NATIVE"
-"""Environment variable: 0 turns the library off, also in all processes that are started, so that torch and numpy compute
-everything; avx512, avx2, neon or scalar choose instructions, for tests."""
+"""Environment variable: 0 turns the library off, also in all processes that are started, so that torch and numpy
+compute everything; avx512, avx2, neon or scalar choose instructions, for tests."""
 VERSION = 2
 """Version of the order in which sums are made; libraries of one version give equal bits."""
 TORCH = "torch"
