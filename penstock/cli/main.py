@@ -24,6 +24,7 @@ COMMANDS = {
     "tune": "search for settings: trials by a scheduler, on this machine",
     "bench": "measure which sampler is the fastest here",
     "runs": "list runs with their last numbers",
+    "track": "send a run to trackers, afterwards or what they lack",
     "plot": "draw learning curves of runs",
     "envs": "list environment ids",
     "algos": "list algorithms and their presets",

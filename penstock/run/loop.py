@@ -426,7 +426,7 @@ class Run:
 
     def _finish_trackers(self) -> None:
         if self._senders:
-            finish(self._senders, self._say, hurried=self._signal is not None)
+            finish(self._senders, self._say, most_s=60.0 if self._signal is None else 5.0)
 
     def _over(self, metrics: ResultDict) -> bool:
         """True once the steps are done, or the stop rule is reached."""

@@ -108,6 +108,13 @@ class StoredConfig:
             plain = {**self.plain, "algo": _without_weights(self.plain["algo"])}  # they are in the checkpoint
             return self._experiment(plain, again, files=True)
 
+    def trackers(self) -> tuple[str, ...]:
+        """The `run.trackers` of the run. Raises CheckpointError for code of others unless trusted."""
+        with as_checkpoint_error(self.path):
+            names = tuple(self.plain["run"].get("trackers", ()))
+            self._require_trust({"run": {"trackers": names}}, files=False)
+            return names
+
     def _experiment(self, plain: Mapping[str, Any], again: Supplied, files: bool) -> Experiment:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
@@ -282,12 +289,14 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _with_trackers(plain: dict[str, Any]) -> dict[str, Any]:
+def _with_trackers(plain: Any) -> Any:
     """The plain experiment of a run from before `run.trackers`, in which `run.tensorboard` was on or off."""
-    run = dict(plain["run"])
-    if (on := run.pop("tensorboard", None)) is None:
+    run = plain.get("run") if isinstance(plain, dict) else None
+    if not isinstance(run, dict) or "tensorboard" not in run:
         return plain
-    return {**plain, "run": {**run, "trackers": ["tensorboard"] if on is True and is_installed("tensorboard") else []}}
+    on = run["tensorboard"] is True and is_installed("tensorboard")
+    rest = {key: item for key, item in run.items() if key != "tensorboard"}
+    return {**plain, "run": {**rest, "trackers": ["tensorboard"] if on else []}}
 
 
 def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:

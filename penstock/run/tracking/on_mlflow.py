@@ -11,6 +11,7 @@ from pathlib import Path
 from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 from mlflow.entities import Metric, Param, RunStatus  # pyright: ignore[reportMissingImports]
 
+from penstock.run.tracking.answer import require_answer
 from penstock.run.tracking.tracker import TrackedRun
 
 _TAG = "penstock.id"
@@ -30,6 +31,8 @@ class MLflow:
         if not uri:
             folder = run.run_dir.absolute()
             uri, location = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
+        elif uri.startswith("http"):
+            require_answer(uri)
         self._client = client = MlflowClient(uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "penstock")
         experiment = client.get_experiment_by_name(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trackio  # pyright: ignore[reportMissingImports]
 
+from penstock.run.tracking.answer import require_answer
 from penstock.run.tracking.tracker import TrackedRun
 
 
@@ -18,6 +19,8 @@ class Trackio:
     """
 
     def start(self, run: TrackedRun) -> None:
+        if url := os.environ.get("TRACKIO_SERVER_URL"):
+            require_answer(url)
         project = os.environ.get("TRACKIO_PROJECT", "penstock")
         self._run = trackio.init(
             project=project,

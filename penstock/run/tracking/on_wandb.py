@@ -9,6 +9,7 @@ from pathlib import Path
 
 import wandb  # pyright: ignore[reportMissingImports]
 
+from penstock.run.tracking.answer import require_answer
 from penstock.run.tracking.tracker import TrackedRun
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
@@ -22,6 +23,9 @@ class WeightsAndBiases:
     """
 
     def start(self, run: TrackedRun) -> None:
+        given = wandb.setup().settings
+        if given.mode in ("online", "shared"):
+            require_answer(given.base_url)
         settings = wandb.Settings(silent=True, console="off", finish_timeout=30)  # it asks for no key on the terminal
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "penstock"),
@@ -41,7 +45,7 @@ class WeightsAndBiases:
 
     def artifact(self, path: Path, kind: str) -> None:
         if kind == "video":
-            self._run.log({f"videos/{path.stem}": wandb.Video(str(path), format=path.suffix[1:])})
+            self._run.log({f"videos/{path.stem}": wandb.Video(str(path))})
         else:
             self._run.log_artifact(str(path), name=_NOT_IN_NAMES.sub("-", f"{self._run.id}-{kind}"), type=kind)
 

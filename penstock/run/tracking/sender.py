@@ -17,12 +17,8 @@ _LOOK_S = 30.0
 """The longest time without a look at the directory, of which videos appear without a row."""
 _RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
 """Pause after a failure, which doubles each time up to the longest."""
-_START_S = 0.7
-"""At the end of a run, patience with a tracker that has never begun: its server may never answer."""
 _CALL_S = 30.0
-"""Patience with each other call of one, from its beginning."""
-MOST_S, HURRIED_S = 60.0, 5.0
-"""Patience with all trackers at the end of a run, and of one that a signal ends."""
+"""At the end, patience with a call of a tracker that has begun, from the call's beginning."""
 _TELL_S, _TICK_S = 2.0, 0.01
 _State = Literal["import", "start", "call", "idle", "pause"]
 
@@ -60,12 +56,12 @@ class Sender:
         self._ended_at = time.monotonic()
         self._news.set()
 
-    def awaited(self) -> bool:
-        """True while it is at work and worth waiting for, after `end`."""
+    def awaited(self, start_s: float) -> bool:
+        """True while it is at work and worth waiting for, after `end`; see `finish`."""
         state, began = self._state, self._since
         if state in ("pause", "start", "idle"):
             began = max(began, self._ended_at)
-        patience_s = _START_S if state in ("pause", "start") else _CALL_S
+        patience_s = start_s if state in ("pause", "start") else _CALL_S
         return self._thread.is_alive() and time.monotonic() - began < patience_s
 
     def left(self) -> str:
@@ -144,20 +140,24 @@ class Sender:
         self._state = state
 
 
-def finish(senders: Sequence[Sender], say: Callable[[str], None], hurried: bool = False) -> None:
-    """Has trackers send what is left and end, in bounded time; says what they could not get."""
+def finish(senders: Sequence[Sender], say: Callable[[str], None], most_s: float = 60.0, start_s: float = 0.7) -> bool:
+    """Has trackers send what is left and end, in bounded time; says what they could not get. True if they got all.
+
+    Args:
+        most_s: patience with all of them. start_s: with one that has never begun, as its server may never answer.
+    """
     for sender in senders:
         sender.end()
-    began = time.monotonic()
-    told = False
-    while any(sender.awaited() for sender in senders):
+    began, told = time.monotonic(), False
+    while waiting := [sender.name for sender in senders if sender.awaited(start_s)]:
         waited_s = time.monotonic() - began
-        if waited_s > (HURRIED_S if hurried else MOST_S):
+        if waited_s > most_s:
             break
         if waited_s > _TELL_S and not told:
             told = True
-            say(f"waiting for {', '.join(x.name for x in senders if x.awaited())}, {MOST_S:.0f} s at most")
+            say(f"waiting for {' and '.join(waiting)}, at most {most_s:.0f} s")
         time.sleep(_TICK_S)
-    for sender in senders:
-        if text := sender.left():
-            say(text)
+    left = [text for sender in senders if (text := sender.left())]
+    for text in left:
+        say(text)
+    return not left

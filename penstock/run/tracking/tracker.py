@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.core.config import import_object
-from penstock.core.errors import ConfigError, MissingExtraError, nearest
+from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.protocols import require_members
 
 TRACKERS = {
@@ -71,7 +71,9 @@ def check_names(names: Iterable[str]) -> None:
     names = tuple(names)
     for name in names:
         if name not in TRACKERS and ":" not in name:
-            raise ConfigError(f"run.trackers names {name!r}; {nearest(name, TRACKERS)}, or your own as module:NAME")
+            raise ConfigError(
+                f"run.trackers names {name!r}; expected {', '.join(TRACKERS)}, or your own as module:NAME"
+            )
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ConfigError(f"run.trackers names {twice[0]!r} twice; leave one out")
 
