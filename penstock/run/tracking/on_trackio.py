@@ -13,7 +13,7 @@ from penstock.run.tracking.tracker import TrackedRun
 
 
 class Trackio:
-    """A run of the project `penstock`, or TRACKIO_PROJECT: `trackio show`; TRACKIO_DIR, TRACKIO_SPACE_ID and others hold.
+    """A run of the project `penstock`, or TRACKIO_PROJECT; TRACKIO_DIR, TRACKIO_SPACE_ID and others hold.
 
     Trackio finds a run by its name, which ends with the id here.
     """

@@ -1,4 +1,4 @@
-"""A tracker's thread, which sends it what the run directory holds, so that it costs the run nothing and stops it never."""
+"""The thread of a tracker, which sends what the run directory holds: it costs the run little and never stops it."""
 
 from __future__ import annotations
 
