@@ -66,7 +66,9 @@ class Sender:
 
     def left(self) -> str:
         """What to say of a tracker that has not got all; "" if it has. For the time after `awaited` is False."""
-        rows, alive = self._backlog.unsent(), self._thread.is_alive()
+        rows, alive = 0, self._thread.is_alive()
+        with contextlib.suppress(OSError):
+            rows = self._backlog.unsent()
         if not rows and not alive and not self.trouble:
             return ""
         why = "does not answer" if alive else f"failed ({self.trouble})" if self.trouble else "has ended"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ def test_a_run_is_sent_with_its_final_policy(tmp_path: Path) -> None:
     assert Told.rows[-1][1]["eval/mean_reward"] == result.metrics["eval/mean_reward"]
     assert Told.files == [("config.json", "settings"), ("meta.json", "versions"), ("policy.safetensors", "policy")]
     assert Told.runs[0].settings["algo.lr"] == at(tmp_path).algo.lr  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_rows_are_sent_as_the_run_goes(tmp_path: Path) -> None:
+    with ps.Run(at(tmp_path / "run", trackers=(NAME,))) as run:
+        for it in run:
+            end = time.monotonic() + 20.0
+            while len(Told.rows) < it.itr - 1:  # this iteration is logged after the body
+                assert time.monotonic() < end
+                time.sleep(0.002)
 
 
 def test_a_resumed_run_goes_on_in_the_same_tracked_run(tmp_path: Path) -> None:
