@@ -77,7 +77,7 @@ def training(depth: int, seed: int) -> Iterator[turns.Unit]:
     """
     torch.set_num_threads(1)
     sampler = RunnerSampler(RLLIB_RUNNERS, ps.SerialSampler(T=RLLIB_T, B=B), backend="ray", depth=depth)
-    run = ps.RunConfig(steps=10**9, seed=seed, eval_episodes=0, progress="off", tensorboard=False)
+    run = ps.RunConfig(steps=10**9, seed=seed, eval_episodes=0, progress="off")
     algo: Any = ps.PPO(**PPO_SETTINGS)  # pyright: ignore
     with Trainer(ps.Experiment(ENV, algo, sampler, run)) as trainer:
 

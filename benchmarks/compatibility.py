@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240
 SETTINGS = (
-    "--preset none --sampler.T 25 --sampler.B 4 --run.steps 200 --run.eval-episodes 0 --run.tensorboard False "
+    "--preset none --sampler.T 25 --sampler.B 4 --run.steps 200 --run.eval-episodes 0 "
     "--run.progress off --run.log-interval 0"
 )  # fmt: skip
 SERIAL, WORKERS = "--sampler serial", "--sampler gpu --sampler.workers 2"

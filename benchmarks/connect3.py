@@ -22,7 +22,7 @@ def learn(algo: str, seed: int, steps: int | None, every: int) -> None:
     """Trains once and prints a row every so many moves, and one at the end."""
     exp = ps.preset(algo, ENV)
     changes = {"run.seed": seed, "run.steps": steps or exp.run.steps}
-    measured = {"run.eval_episodes": 1, "run.eval_exploitability": True, "run.tensorboard": False}
+    measured = {"run.eval_episodes": 1, "run.eval_exploitability": True}
     exp = ps.override(exp, {**changes, **measured})
     trainer, due, started = ps.Trainer(exp), every, time.perf_counter()
     over = False

@@ -85,7 +85,7 @@ def ours(case: Case, algo: str, changes: Mapping[str, Any], seed: int, steps: in
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run = {"run.seed": seed, "run.steps": steps, "run.dir": f"{folder}/run", "run.progress": "off", "run.checkpoint_interval": 0,
-               "run.eval_interval": INTERVAL, "run.eval_episodes": case.episodes, "run.tensorboard": False}  # fmt: skip
+               "run.eval_interval": INTERVAL, "run.eval_episodes": case.episodes}  # fmt: skip
         started, cpu = time.perf_counter(), time.process_time()
         rest = {key: value for key, value in changes.items() if key != "preset"}
         found = named_preset(f"{algo}/{changes['preset']}") if "preset" in changes else find_preset(algo, case.env)

@@ -223,7 +223,7 @@ def measure(algo: str, sampler: str, settings: str, dataset: str) -> dict[str, s
     scope = {"ps": ps, "DATASET": dataset}
     env, source = ALGOS[algo]
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"dir": f"{folder}/run", "progress": "off", "tensorboard": False, "seed": 5, "eval_episodes": 6}
+        quiet = {"dir": f"{folder}/run", "progress": "off", "seed": 5, "eval_episodes": 6}
         run = ps.RunConfig(steps=STEPS, eval_interval=STEPS // 2, **quiet, **eval(f"dict({settings})", scope))
         sampling = SAMPLERS[sampler].replace(UNEQUAL, "") if env.endswith(EQUAL) else SAMPLERS[sampler]
         made = eval(env, scope) if env.startswith("ps.") else env

@@ -131,7 +131,7 @@ def small(folder: str, learners: int) -> ps.Experiment:
     algo: Any = ps.PPO(epochs=2, minibatch=64, net=ps.Net(hidden=(32,), normalize_obs=True))
     run = ps.RunConfig(
         steps=20_000, seed=1, dir=folder, learners=learners, progress="off", eval_episodes=4, checkpoint_interval=2_000,
-        log_interval=0, tensorboard=False,
+        log_interval=0,
     )  # fmt: skip
     return ps.Experiment("CartPole-v1", algo, ps.SerialSampler(T=32, B=8), run)
 

@@ -82,7 +82,7 @@ def child(case: str, folder: Path) -> None:
     algo, sampler = CASES[case]
     run = ps.RunConfig(
         steps=STEPS, seed=5, dir=str(folder), each="run_kills:bend", eval_interval=1_000, eval_episodes=6, eval_workers=1,
-        checkpoint_interval=500, log_interval=0, tensorboard=False, progress="off",
+        checkpoint_interval=500, log_interval=0, progress="off",
     )  # fmt: skip
     ps.train(ps.Experiment("run_kills:Pushed", algo, sampler, run))
 

@@ -194,7 +194,7 @@ def sampled(names: list[str], reference: list[Any], rng: random.Random, spared: 
 
 
 def run_config(folder: Path, **more: Any) -> Any:
-    quiet: dict[str, Any] = {"progress": "off", "tensorboard": False, "eval_episodes": 0, "log_interval": 0}
+    quiet: dict[str, Any] = {"progress": "off", "eval_episodes": 0, "log_interval": 0}
     return ps.RunConfig(steps=STEPS, seed=1, dir=str(folder), checkpoint_interval=CHECKPOINT, **quiet, **more)
 
 
@@ -229,7 +229,7 @@ def launched(folder: Path) -> None:
     """A run in a slot of launch: where the run or the slot dies, it is started again."""
     words = {"sampler.T": 32, "sampler.B": 4, "algo.epochs": 1, "algo.minibatch": 64, "algo.net.hidden": 16, "run.seed": 1,
              "run.steps": STEPS, "run.checkpoint_interval": CHECKPOINT, "run.progress": "off", "run.eval_episodes": 0,
-             "run.tensorboard": False, "run.log_interval": 0, "run.dir": folder}  # fmt: skip
+             "run.log_interval": 0, "run.dir": folder}  # fmt: skip
     first = ["train", "ppo", "--env", "CartPole-v1", *[str(x) for k, v in words.items() for x in (f"--{k}", v)]]
     log, slots = folder.parent / "log", make_slots("processes", 1)
     try:

@@ -11,7 +11,7 @@ good = 0
 with ps.Run(exp) as run:  # logs, evaluates, checkpoints and obeys Ctrl-C as ps.train does
     for it in run:
         good = good + 1 if it.episodes.mean_return > 200 else 0
-        it.metrics["mine/good_batches"] = good  # a column of metrics.jsonl, progress.csv and TensorBoard
+        it.metrics["mine/good_batches"] = good  # a column of metrics.jsonl, progress.csv and trackers
         if it.evaluation is not None:
             print(f"step {it.env_steps:,}: worst of the evaluated episodes {it.evaluation.return_.min():.0f}")
         if good == 10:

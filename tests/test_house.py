@@ -18,7 +18,7 @@ from tests.parsed import PACKAGE, ROOT, code_lines, named_calls, nodes, text_of
 
 OTHERS = sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 EVERY = (*PACKAGE, *OTHERS)
-CODE_LINES = 43_600
+CODE_LINES = 43_900
 """Of the package, at most. Growth is not free: who needs more raises it, and says what it buys."""
 MAX_WIDTH = 120
 MAX_FILES = 17
@@ -26,7 +26,7 @@ LISTS = {"algos", "cli", "envs/toy"}
 """Folders of alike things, which may hold any number."""
 MAX_UNFORMATTED = 40
 DEPENDENCIES = {
-    "torch", "numpy", "gymnasium", "optree", "rich", "psutil", "safetensors", "tensorboard", "cloudpickle", "matplotlib",
+    "torch", "numpy", "gymnasium", "optree", "rich", "psutil", "safetensors", "cloudpickle",
 }  # fmt: skip
 WAITS = {"wait", "join", "get", "recv", "acquire", "result", "communicate", "select", "poll"}
 BOUNDED_ELSEWHERE = {
@@ -56,7 +56,7 @@ MAY_UNPICKLE = {
 CHANGING = {"weights_only", "allow_pickle", "shell"}
 """Arguments that make a call run data, or keep it from that."""
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "shelve", "marshal", "joblib"}
-MAY_DATE = {"penstock/run/log.py": "TensorBoard's events carry the date"}
+MAY_DATE = {"penstock/run/tracking/on_mlflow.py": "MLflow's metrics carry the date"}
 
 
 def relative(path: Path) -> str:
@@ -204,7 +204,7 @@ def test_the_allowed_exceptions_exist() -> None:
     assert not stale, f"no longer there: {stale}"
 
 
-def test_the_core_installs_eleven_packages() -> None:
+def test_the_core_installs_eight_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.split(r"[<>=!~\[; ]", text)[0] for text in project["dependencies"]]
     assert set(names) == DEPENDENCIES
@@ -216,6 +216,7 @@ def test_imports_nothing_that_is_not_installed_with_it() -> None:
     """Of the extras only where a helper says which to install; see the allow-list."""
     extras = {"ale_py", "cv2", "imageio_ffmpeg", "pygame", "ray", "mujoco", "optuna", "pettingzoo", "envpool"}
     extras |= {"onnxruntime"}
+    extras |= {"matplotlib", "wandb", "mlflow", "trackio"}
     extras |= {"pandas"}  # no extra: Runs.frame() hands a table to who has it
     foreign: dict[str, set[str]] = {}
     for path in PACKAGE:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import Parser, played_env, require_run, whole_number
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, MissingExtraError
 
 _ANY_WIDTH = 100_000
 
@@ -172,5 +173,8 @@ def _matches(args: Any, env: Any, added: Any) -> int:
         from penstock.run.playing.matrix import draw_matrix
 
         out = Path(args.run) / "plots" / "matches.png"
-        print(f"picture: {draw_matrix(found, out, f'{args.episodes} episodes each')}")
+        try:
+            print(f"picture: {draw_matrix(found, out, f'{args.episodes} episodes each')}")
+        except MissingExtraError as error:
+            print(f"no picture drawn: {error}", file=sys.stderr)
     return 0

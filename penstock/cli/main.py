@@ -25,6 +25,7 @@ COMMANDS = {
     "tune": "search for settings: trials by a scheduler, on this machine",
     "bench": "measure which sampler is the fastest here",
     "runs": "list runs with their last numbers",
+    "track": "send a run to trackers, afterwards or what they lack",
     "plot": "draw learning curves of runs",
     "view": "show runs in the browser, live",
     "envs": "list environment ids",

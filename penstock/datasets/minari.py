@@ -290,10 +290,17 @@ def _leaf(node: Any, spec: LeafSpec, where: str) -> npt.NDArray[Any]:
     if spec.dtype == "uint8" and len(spec.shape) in (2, 3) and x.shape[1:] != spec.shape:  # each row is a JPEG file
         if not all(bytes(row[:3]) == _JPEG for row in x):
             raise ValueError("a row is no JPEG file")  # other formats have readers that start programs
-        read = importlib.import_module("matplotlib.image").imread
+        read = _jpeg_reader()
         x = np.stack([read(io.BytesIO(bytes(row)), format="jpeg") for row in x])
     # Not cast where that would lose something, so that the check that follows names it.
     return x.astype(spec.dtype) if np.can_cast(x.dtype, spec.dtype, "same_kind") else x
+
+
+def _jpeg_reader() -> Any:
+    try:
+        return importlib.import_module("matplotlib.image").imread
+    except ImportError as error:
+        raise MissingExtraError("matplotlib, which reads JPEG,", "plot") from error
 
 
 def _read(x: Any) -> npt.NDArray[Any]:

@@ -48,6 +48,7 @@ from penstock.run.files.stored_experiment import (
 from penstock.run.files.supplied_arguments import warn_of_unstorable
 from penstock.run.files.trust import is_trusted, remember
 from penstock.run.log import CHANGES
+from penstock.run.tracking.tracker import check_trackers
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
@@ -63,7 +64,7 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
             f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
         )
     run_dir = free_run_dir(exp)
-    _check_each(exp)
+    _check_code(exp)
     with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(run_dir, exp.run.dir is not None)
         with RunLock(run_dir):
@@ -76,10 +77,11 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
             yield trainer
 
 
-def _check_each(exp: Experiment) -> None:
-    """Raises ConfigError if `run.each` cannot be called, before anything is made."""
+def _check_code(exp: Experiment) -> None:
+    """Raises ConfigError if `run.each` cannot be called, or a tracker not be made, before anything is made."""
     if exp.run.each is not None and not callable(found := import_object(exp.run.each)):
         raise ConfigError(f"run.each={exp.run.each!r} is {found!r}; expected a function of an iteration")
+    check_trackers(exp.run.trackers)
 
 
 def _built(exp: Experiment, run_dir: Path, init: Init | None, trust: bool) -> Trainer:
@@ -110,7 +112,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
     stored = config.to_resume(again)
     exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
-    _check_each(exp)
+    _check_code(exp)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         with as_checkpoint_error(checkpoint.path, OTHERS):

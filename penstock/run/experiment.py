@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
 from penstock.envs.make import Checks, EnvConfig, StateOf, Wrapper, as_wrappers, refuse_made
+from penstock.run.tracking.tracker import check_names
 
 if TYPE_CHECKING:
     from penstock.learn.algorithm import Algorithm
@@ -63,8 +64,9 @@ class RunConfig:
     """Seconds that a learner waits for another one, which may still be sampling, before that one counts as hung."""
     log_interval: Whole = 1_000
     """Environment steps between rows of metrics; 0: a row for every batch. Evaluations are always logged."""
-    tensorboard: bool = True
-    """Write TensorBoard events besides metrics.jsonl and progress.csv."""
+    trackers: tuple[str, ...] = ()
+    """Where the run is shown besides metrics.jsonl and progress.csv: `tensorboard`, `wandb`, `mlflow`, `trackio`, or
+    your own as `module:NAME` (docs/trackers.md)."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """Display in the terminal."""
     trace: str | None = None
@@ -101,6 +103,7 @@ class RunConfig:
         if isinstance(self.dir, Path):
             object.__setattr__(self, "dir", str(self.dir))
         check_settings(self, "run.")
+        check_names(self.trackers)
         if self.device == "auto":
             import torch  # which settings do without where they are only read
 

@@ -1,17 +1,15 @@
-"""Metrics of a run on disk: metrics.jsonl is the record; progress.csv and TensorBoard events are made from it."""
+"""Metrics of a run on disk: metrics.jsonl is the record, from which progress.csv is made and trackers are fed."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
-import re
-import socket
-import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from penstock.core.errors import CheckpointError
 from penstock.core.files import open_stored, unshare, write_atomic
 from penstock.samplers.episodes import Episodes
 
-_EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 JSONL, CSV = "metrics.jsonl", "progress.csv"
 EVALUATIONS, CHANGES = "eval/evaluations.jsonl", "changes.jsonl"
 """The second is the journal of changes: {"step": environment steps, "set": {path: value}}. Calls into environments are
@@ -44,17 +41,16 @@ class MetricsLog:
 
     Args:
         run_dir: made if absent. Rows in it are kept.
-        resume_step: rows of later steps are removed from the files, and TensorBoard is told to drop them.
+        resume_step: rows of later steps are removed from the files.
 
     Raises:
         CheckpointError: the files cannot be read or written.
     """
 
-    def __init__(self, run_dir: Path, resume_step: int | None = None, tensorboard: bool = True) -> None:
+    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
         self._dir = Path(run_dir)
         self.lost_rows = 0
         self._warned = False
-        self._events = EventLog(self._dir, resume_step) if tensorboard else None
         try:
             self._dir.mkdir(parents=True, exist_ok=True)
             rows = cut_rows(self._dir / JSONL, resume_step)
@@ -78,12 +74,6 @@ class MetricsLog:
         self._rows += 1
         self._csv_behind = self._csv_behind or not row.keys() <= self._columns.keys()
         self._write_csv(row)
-        try:
-            if self._events is not None:
-                self._events.write(step, metrics)
-        except (OSError, ImportError) as error:
-            self._events = None
-            self._warn(f"{self._dir}: no more TensorBoard events in this run ({error}); training goes on")
 
     def close(self) -> None:
         """Brings progress.csv up to date and closes the files; a second call does nothing."""
@@ -91,8 +81,6 @@ class MetricsLog:
         self._csv_behind = False
         self._jsonl.close()
         self._csv.close()
-        if self._events is not None:
-            self._events.close()
 
     def _write_csv(self, row: Mapping[str, Any] | None) -> None:
         """Appends a row, None at the end; makes the table anew where it is behind and that is due."""
@@ -135,8 +123,11 @@ def log_evaluation(run_dir: Path, step: int, metrics: Mapping[str, float], episo
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     """The rows of a run in the order of writing, each with its `step`; no number is NaN, a torn line is left out."""
-    rows = read_rows(Path(run_dir) / JSONL)
-    return [{key: number(value) for key, value in row.items()} for row in rows]
+    return [_numbers(row) for row in read_rows(Path(run_dir) / JSONL)]
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: number(value) for key, value in row.items()}
 
 
 def number(value: Any) -> float:
@@ -197,57 +188,20 @@ def _csv_bytes(columns: Iterable[str], rows: Sequence[Mapping[str, Any]], header
     return out.getvalue().encode()
 
 
-class EventLog:
-    """Writes metrics as TensorBoard events, in a file that begins at the first `write`.
+class RowReader:
+    """Reads a .jsonl file of rows from its beginning on, while another thread of this process appends to it."""
 
-    TensorBoard's own EventFileWriter starts a thread, which a later fork would copy the locks of, and which prints a
-    traceback when the disk is full. Its RecordWriter, used here, has the format without the thread.
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
 
-    Args:
-        resume_step: TensorBoard drops events of later steps in older files (SummaryWriter's `purge_step` is the
-            first step to drop).
-    """
-
-    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
-        self._dir = run_dir
-        self._resume_step = resume_step
-        self._file: Appender | None = None
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one event with every metric. Raises OSError if the disk refuses, ImportError without tensorboard."""
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-        if self._file is None:
-            self._open()
-        values = [Summary.Value(tag=key, simple_value=float(value)) for key, value in metrics.items()]
-        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-
-    def close(self) -> None:
-        """Closes the event file; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def _open(self) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        path = self._dir / f"events.out.tfevents.{self._stamp():010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._file = Appender(path)
-        self._records = RecordWriter(self._file)
-        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if self._resume_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._add(Event(wall_time=time.time(), step=self._resume_step + 1, session_log=start))
-
-    def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-
-    def _stamp(self) -> int:
-        """A time in seconds, later than every event file here: TensorBoard reads them in the order of their names."""
-        stamps = [int(match[1]) for path in self._dir.iterdir() if (match := _EVENTS.fullmatch(path.name))]
-        return max([int(time.time()), *(stamp + 1 for stamp in stamps)])
+    def rows(self) -> Iterator[dict[str, float]]:
+        """Yields the rows that were not read yet, as `read_metrics` returns them; raises OSError."""
+        with contextlib.suppress(FileNotFoundError), open_stored(self._path, self._path.parent) as file:
+            file.seek(self._offset)
+            while (line := file.readline(MOST_LINE)).endswith(b"\n"):
+                self._offset += len(line)
+                if (row := parse_row(line)) is not None:
+                    yield _numbers(row)
 
 
 class Appender:

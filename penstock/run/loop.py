@@ -30,6 +30,7 @@ from penstock.run.log import EVALUATIONS, TAKEN_AT, MetricsLog, cut_rows, log_ev
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
 from penstock.run.signals import die_of, ending_signals, handling, tell
+from penstock.run.tracking.sender import Sender, finish
 from penstock.run.trainer import Trainer
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.trackers.envs import Called, Envs
@@ -164,7 +165,7 @@ class Run:
             stack.callback(self._summarize)
             # Rows that a pending iteration has logged already are cut too: it is evaluated and logged again.
             known_steps = trainer.env_steps - bool(trainer.pending)
-            self._log = MetricsLog(run_dir, known_steps if self._resumed else None, config.tensorboard)
+            self._log = MetricsLog(run_dir, known_steps if self._resumed else None)
             stack.callback(lambda: self._log.close())  # another one after a restart
             if self._resumed:
                 cut_rows(run_dir / EVALUATIONS, known_steps)  # the resumed run repeats those after the checkpoint
@@ -176,6 +177,8 @@ class Run:
             self._progress.note(headline(trainer))
             for text in remarks(trainer, self._resumed):
                 self._say(text)
+            self._senders = [Sender(run_dir, name) for name in config.trackers]
+            stack.callback(self._finish_trackers)
             if self._resumed and trainer.sampler.cut_slots:
                 self._unlogged["resume/cut_slots"] = float(len(trainer.sampler.cut_slots))
             self._stack = stack.pop_all()
@@ -384,7 +387,9 @@ class Run:
         self._restarts.count(checkpoint.step, error)
         known_steps = trainer.env_steps - bool(trainer.pending)
         self._log.close()
-        self._log = MetricsLog(self.run_dir, known_steps, trainer.exp.run.tensorboard)
+        self._log = MetricsLog(self.run_dir, known_steps)
+        for sender in self._senders:
+            sender.rewind()
         cut_rows(self.run_dir / EVALUATIONS, known_steps)
         self._metrics, self._unlogged, self._earlier, self._phase = {}, {}, {}, _Phase.BETWEEN
         self.standing = settings_metrics(plain_changes(self.run_dir, known_steps))
@@ -403,12 +408,25 @@ class Run:
         self._metrics = {name: value for name, value in shown.items() if name not in open_.earlier}
         told = self._ending == "done" or "eval/mean_reward" in self._metrics or given != open_.shown
         if told or not config.log_interval or _crossed(config.log_interval, before, it.env_steps):
-            self._log.write(it.env_steps, self._metrics)
+            self._log_row(it.env_steps, self._metrics)
             self._unlogged = {}
         self._progress.update(it.env_steps, shown)
         due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.evaluations.best_score > open_.best
         if due and not self._ends():
             self._checkpoint(self._metrics.get("eval/mean_reward"))
+
+    def _log_row(self, step: int, metrics: ResultDict) -> None:
+        """Writes a row of metrics, for trackers to read."""
+        self._log.write(step, metrics)
+        for sender in self._senders:
+            sender.wake()
+            if sender.trouble:
+                text = f"tracker {sender.name} failed: {sender.trouble}; training goes on, and it gets every row later"
+                self._say_once(f"tracker {sender.name}", text)
+
+    def _finish_trackers(self) -> None:
+        if self._senders:
+            finish(self._senders, self._say, most_s=60.0 if self._signal is None else 5.0)
 
     def _over(self, metrics: ResultDict) -> bool:
         """True once the steps are done, or the stop rule is reached."""
@@ -494,7 +512,7 @@ class Run:
         self._earlier = {**found.metrics, "eval/step": float(found.env_steps)}
         logged = {**found.metrics, TAKEN_AT: float(trainer.env_steps)}
         self._tell_evaluation(found.env_steps, logged, found.episodes)
-        self._log.write(found.env_steps, logged)
+        self._log_row(found.env_steps, logged)
         if found.best is not None:
             self._written(lambda: trainer.evaluations.save_best(found))
         return found.episodes

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import trace
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.files import read_stored, write_atomic
 from penstock.core.trace import ACT, LEARN, SAMPLE, SEND, SERVE, SERVER_WAIT, STEP, WAIT, Trace, Track
-from penstock.run.plots.looks import INK, STYLE
+from penstock.run.plots.looks import INK, STYLE, require_matplotlib
 
 WARM_UP, WINDOW = 3, 20
 """Batches before the trace begins, and batches in it."""
@@ -80,6 +80,8 @@ class Tracing:
                 write_trace(tracks, self._path)
             except OSError as error:
                 warnings.warn(f"trace not written to {self._path}: {error}", stacklevel=2)
+            except MissingExtraError as error:
+                warnings.warn(f"no picture beside {self._path}: {error}", stacklevel=2)
 
 
 def check_path(path: str | Path) -> Path:
@@ -149,7 +151,11 @@ def read_trace(path: Path, folder: Path) -> list[tuple[str, list[tuple[float, fl
 
 
 def draw_trace(tracks: Sequence[Track], out: Path) -> None:
-    """Draws the whole window and, below it, a close-up of a few rows of a batch."""
+    """Draws the whole window and, below it, a close-up of a few rows of a batch.
+
+    Raises MissingExtraError without matplotlib.
+    """
+    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

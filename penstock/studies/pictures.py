@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.run.plots.looks import escaped
+from penstock.core.errors import MissingExtraError
+from penstock.run.plots.looks import escaped, require_matplotlib
 from penstock.studies.proposals import import_optuna, params_of, told_distributions
 from penstock.studies.search import Search
 
@@ -16,8 +17,14 @@ from penstock.studies.search import Search
 def draw_search(folder: Path, search: Search) -> tuple[Path, ...]:
     """Draws history.png, coordinates.png and importances.png; returns the paths of those that there was data for.
 
-    The history is of scores by trial, or by milestone where there are several. A disk that refuses is a warning.
+    The history is of scores by trial, or by milestone where there are several. A disk that refuses, or matplotlib that
+    is not installed, is a warning.
     """
+    try:
+        require_matplotlib()
+    except MissingExtraError as error:
+        warnings.warn(f"no pictures in {folder}: {error}", stacklevel=2)
+        return ()
     from matplotlib import pyplot, rc_context
 
     optuna, drawn, metric = import_optuna(), list[Path](), escaped(search.settings.metric)

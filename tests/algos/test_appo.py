@@ -150,7 +150,7 @@ def test_the_agent_of_the_settings_gets_a_target_policy():
 
 @pytest.mark.timeout(120)
 def test_the_target_policy_is_in_checkpoints_and_a_run_goes_on_with_it(tmp_path: Path):
-    run = ps.RunConfig(steps=512, seed=3, eval_episodes=0, progress="off", tensorboard=False)
+    run = ps.RunConfig(steps=512, seed=3, eval_episodes=0, progress="off")
     algo = APPO(net=replace(NET, normalize_obs=True), target_interval=3, minibatch=16, epochs=2, max_lag=5)
     exp = ps.Experiment("CartPole-v1", algo, ps.SerialSampler(T=8, B=8), run)
     whole = ps.train(ps.override(exp, {"run.dir": str(tmp_path / "whole")}))

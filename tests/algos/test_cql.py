@@ -293,9 +293,7 @@ def test_all_of_the_dataset_is_in_reach_from_the_first_gradient_step(tmp_path: P
     def sizes(name: str, capacity: int) -> list[float]:
         algo = ps.override(CQL(batch_size=16, replay_ratio=1.0, learning_starts=0, sampled_actions=2,
                                net=ps.Net(hidden=(8,), activation="relu")), {"replay.capacity": capacity})  # fmt: skip
-        run = ps.RunConfig(
-            steps=128, dir=str(tmp_path / name), eval_episodes=0, log_interval=1, progress="off", tensorboard=False
-        )
+        run = ps.RunConfig(steps=128, dir=str(tmp_path / name), eval_episodes=0, log_interval=1, progress="off")
         with ps.Run(ps.Experiment(Cliff, algo, ps.OfflineSampler(path, T=8, B=4), run)) as live:
             return [it.metrics["replay/size"] for it in live]
 
@@ -310,9 +308,7 @@ def test_a_resumed_run_is_the_run_wherever_samples_are_read(tmp_path: Path) -> N
     path = cliff_data(tmp_path)
 
     def exp(name: str, steps: int, prefetch: bool) -> ps.Experiment:
-        run = ps.RunConfig(
-            steps=steps, dir=str(tmp_path / name), eval_episodes=1, progress="off", tensorboard=False, learner_threads=1
-        )
+        run = ps.RunConfig(steps=steps, dir=str(tmp_path / name), eval_episodes=1, progress="off", learner_threads=1)
         algo = ps.override(CQL(threshold=1.0, batch_size=16, replay_ratio=8.0, learning_starts=32, sampled_actions=2,
                                net=ps.Net(hidden=(8,), activation="relu")), {"replay.prefetch": prefetch})  # fmt: skip
         return ps.Experiment(Cliff, algo, ps.OfflineSampler(path, T=8, B=4), run)
@@ -333,7 +329,7 @@ def test_two_learners_have_the_whole_dataset_as_one_has(tmp_path: Path) -> None:
         algo = CQL(batch_size=16, replay_ratio=8.0, learning_starts=32, sampled_actions=2,
                    net=ps.Net(hidden=(8,), activation="relu"))  # fmt: skip
         run = ps.RunConfig(steps=200, dir=str(tmp_path / str(learners)), learners=learners, eval_episodes=0,
-                           progress="off", tensorboard=False)  # fmt: skip
+                           progress="off")  # fmt: skip
         result = ps.train(ps.Experiment("tests.algos.test_cql:Cliff", algo, ps.OfflineSampler(path, T=8, B=4), run))
         found.append((result.metrics["replay/size"], ps.load(tmp_path / str(learners)).agent.state_dict()))
     (size, one), (other_size, other) = found

@@ -22,9 +22,7 @@ def test_impala_outlasts_a_quiet_phase(seed: int, tmp_path: Path) -> None:
     preset = ps.preset("impala", "CartPole-v1")
     inner: Any = ps.SerialSampler(T=16, B=8)
     sampler = ps.RunnerSampler(runners=2, inner=inner, mode="ready", depth=1, backend="in-process")
-    run = ps.RunConfig(
-        steps=400_000, seed=seed, dir=str(tmp_path / "r"), eval_episodes=0, progress="off", tensorboard=False
-    )
+    run = ps.RunConfig(steps=400_000, seed=seed, dir=str(tmp_path / "r"), eval_episodes=0, progress="off")
     ps.train(replace(preset, sampler=sampler, run=run))
     rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     lags = {row["sampler/lag"] for row in rows if "sampler/lag" in row}

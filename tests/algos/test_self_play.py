@@ -297,7 +297,7 @@ def test_opponents_are_the_same_wherever_they_play(sampler: Any) -> None:
 def test_the_presets_of_connect3_near_the_game_value(algo: str) -> None:
     """After 20,000 moves; benchmarks/connect3.py measures whole runs."""
     exp = ps.preset(algo, "penstock.envs.toy:Connect3")
-    trainer = ps.Trainer(ps.override(exp, {"run.steps": 20_000, "run.tensorboard": False, "run.eval_episodes": 0}))
+    trainer = ps.Trainer(ps.override(exp, {"run.steps": 20_000, "run.eval_episodes": 0}))
     while trainer.env_steps < trainer.exp.run.steps:
         trainer.train()
     trainer.stop()

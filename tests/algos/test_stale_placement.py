@@ -62,9 +62,7 @@ def test_two_batches_ahead_are_the_same_from_run_to_run(case: str) -> None:
 def test_a_resumed_run_ends_with_the_bits_of_one_that_never_stopped(case: str, depth: int, tmp_path: Path) -> None:
     algo = ps.IMPALA(net=LSTM, max_lag=1) if case == "impala" else ps.APPO(net=NORMALIZED, **APPO)
     sampler = ps.AsyncSerialSampler(ps.SerialSampler(T=16, B=4), depth=depth)
-    run_config = ps.RunConfig(
-        steps=1024, seed=3, eval_interval=512, eval_episodes=2, progress="off", tensorboard=False, log_interval=1
-    )
+    run_config = ps.RunConfig(steps=1024, seed=3, eval_interval=512, eval_episodes=2, progress="off", log_interval=1)
     exp = ps.Experiment("CartPole-v1", algo, sampler, run_config)
     whole = ps.train(ps.override(exp, {"run.dir": str(tmp_path / "whole")}))
     ps.train(ps.override(exp, {"run.dir": str(tmp_path / "cut"), "run.steps": 512}))

@@ -10,7 +10,7 @@ from typing import Any
 
 SHORT = (
     "--preset", "none", "--sampler.T", "16", "--sampler.B", "4", "--run.steps", "128", "--run.eval-episodes", "1",
-    "--run.tensorboard", "False", "--run.log-interval", "1",
+    "--run.log-interval", "1",
 )  # fmt: skip
 QUIET = (*SHORT, "--run.progress", "off")
 Cli = Callable[..., SimpleNamespace]

@@ -91,7 +91,7 @@ def test_a_strangers_environment_needs_trust_and_one_of_ones_own_does_not(
 def players(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one policy that plays both sides of a game."""
     run = tmp_path_factory.mktemp("players") / "run"
-    config = ps.RunConfig(steps=64, dir=run, progress="off", tensorboard=False, eval_episodes=0)
+    config = ps.RunConfig(steps=64, dir=run, progress="off", eval_episodes=0)
     ps.train(ps.Experiment("penstock.envs.toy:Nim", ps.PPO(), ps.SerialSampler(T=8, B=4), config))
     return run
 

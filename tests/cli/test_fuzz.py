@@ -29,7 +29,7 @@ run.stop = {"eval/mean_reward" = 475}
 run.eval_episodes = 1
 run.eval_slots = 1
 run.log_interval = 1
-run.tensorboard = false
+run.trackers = ["tensorboard"]
 run.checkpoint_interval = 8
 
 [env]

@@ -27,7 +27,7 @@ def shortened(words: list[str]) -> list[str]:
     if "--run.steps" in words:
         at = words.index("--run.steps")
         words = words[:at] + words[at + 2 :]
-    return [*words, "--run.steps", SHORT[words[0]], "--run.eval-episodes", "1", "--run.tensorboard", "False"]
+    return [*words, "--run.steps", SHORT[words[0]], "--run.eval-episodes", "1"]
 
 
 @pytest.mark.examples

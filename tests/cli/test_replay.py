@@ -131,7 +131,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("three") / "run"
     memory = ps.ReplaySettings(capacity=100)
     algo = ps.DQN(learning_starts=16, batch_size=8, replay_ratio=0.5, replay=memory, net=ps.Net(hidden=(8,)))
-    settings = ps.RunConfig(steps=96, dir=str(path), progress="off", tensorboard=False, eval_episodes=0,
+    settings = ps.RunConfig(steps=96, dir=str(path), progress="off", eval_episodes=0,
                             checkpoint_interval=32, keep=3, keep_replays=2)  # fmt: skip
     ps.train(ps.Experiment("CartPole-v1", algo, ps.SerialSampler(8, 2), settings))
     return path

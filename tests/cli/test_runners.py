@@ -14,7 +14,7 @@ from tests.cli.short import QUIET, Cli, config, metrics
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
-OTHERS = ("--run.steps", "128", "--run.eval-episodes", "1", "--run.tensorboard", "False", "--run.progress", "off",
+OTHERS = ("--run.steps", "128", "--run.eval-episodes", "1", "--run.progress", "off",
           "--run.log-interval", "1")  # fmt: skip
 RUNNERS = ("--sampler", "runners", "--sampler.backend", "in-process", "--sampler.runners", "2", "--preset", "none",
            "--sampler.inner.T", "16", "--sampler.inner.B", "2", *OTHERS)  # fmt: skip
@@ -131,6 +131,6 @@ def test_a_sweep_over_runners(cli: Cli, tmp_path: Path) -> None:
 def run_of_runners(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runners") / "run"
     sampler = ps.RunnerSampler(2, ps.SerialSampler(16, 2), "in-process")
-    settings = ps.RunConfig(steps=128, dir=str(run), eval_episodes=1, tensorboard=False, progress="off")
+    settings = ps.RunConfig(steps=128, dir=str(run), eval_episodes=1, progress="off")
     ps.train(ps.Experiment("CartPole-v1", ps.PPO(epochs=1), sampler, settings))
     return run

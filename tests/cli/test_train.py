@@ -150,7 +150,7 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         'imports = ["math"]\nenv_checks = "off"\n["other"]\nwhy = "Else."\nalgo = {lr = 0.25, epochs = 1}\nrun = {steps = 16}\n'
     )
     monkeypatch.setattr("penstock.run.presets._FOLDER", tmp_path)
-    small = ("--run.eval-episodes", "1", "--run.tensorboard", "False")
+    small = ("--run.eval-episodes", "1")
     said = cli(
         "train", "ppo", "--env", "CartPole-v1", *small, "--run.dir", "a", "--run.progress", "plain", "--import", "json"
     )

@@ -169,9 +169,7 @@ def test_its_ids_are_listed() -> None:
 @pytest.mark.usefixtures("envpool")
 def test_a_run_by_id_repeats_is_evaluated_and_resumed(tmp_path: Path) -> None:
     def experiment(name: str, steps: int = 400) -> ps.Experiment:
-        run = ps.RunConfig(
-            steps=steps, seed=2, dir=str(tmp_path / name), progress="off", eval_episodes=3, tensorboard=False
-        )
+        run = ps.RunConfig(steps=steps, seed=2, dir=str(tmp_path / name), progress="off", eval_episodes=3)
         return ps.Experiment(CARTPOLE, ps.PPO(minibatch=50), ps.SerialSampler(T=25, B=4), run)
 
     one, again = ps.train(experiment("one")), ps.train(experiment("again"))

@@ -112,7 +112,7 @@ def test_action_masks_are_asked_wherever_it_plays(sampler: Any, wrappers: Any) -
 
 
 def test_masks_are_told_and_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ps.RunConfig(steps=32, dir=tmp_path / "a", progress="plain", eval_episodes=2, tensorboard=False)
+    run = ps.RunConfig(steps=32, dir=tmp_path / "a", progress="plain", eval_episodes=2)
     ps.train(ps.Experiment(Choosy, ps.PPO(), ps.SerialSampler(T=8, B=2), run))
     assert "masks its actions by action_masks(), shown as obs['action_mask']; --env-mask ''" in capsys.readouterr().out
     assert ps.evaluate(tmp_path / "a", episodes=2).return_.tolist() == [7, 7]

@@ -136,7 +136,7 @@ def test_options_of_a_caller_come_on_top_and_what_is_no_dict_is_refused() -> Non
 
 
 def test_a_run_keeps_its_options(tmp_path: Path) -> None:
-    run = ps.RunConfig(steps=32, dir=tmp_path / "a", progress="off", eval_episodes=4, tensorboard=False)
+    run = ps.RunConfig(steps=32, dir=tmp_path / "a", progress="off", eval_episodes=4)
     exp = ps.Experiment(Told, ps.PPO(), ps.SerialSampler(T=8, B=2), run, env_options={"level": 3})
     assert ps.train(exp).metrics["eval/mean_reward"] == 2997.5
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
@@ -163,7 +163,7 @@ class Ports(Told):
 
 
 def test_no_two_instances_that_live_at_a_time_have_the_same_slot() -> None:
-    run = ps.RunConfig(steps=64, progress="off", eval_episodes=3, eval_interval=32, tensorboard=False)
+    run = ps.RunConfig(steps=64, progress="off", eval_episodes=3, eval_interval=32)
     exp = ps.Experiment(Ports, ps.PPO(), ps.SerialSampler(T=8, B=2), run, eval_env=lambda slot: Ports(slot))
     trainer = Trainer(exp)
     while trainer.env_steps < 64:

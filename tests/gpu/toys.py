@@ -56,7 +56,7 @@ class Case:
 
     def experiment(self, device: str, sampler: Any = None, batches: int | None = None, **run: Any) -> ps.Experiment:
         steps = (batches or self.batches) * self.T * self.B
-        run = {"seed": 0, "progress": "off", "tensorboard": False, "eval_episodes": 100, **run}
+        run = {"seed": 0, "progress": "off", "eval_episodes": 100, **run}
         settings = ps.RunConfig(**{"steps": steps, "device": device, **run})
         return ps.Experiment(self.env, self.algo, sampler or ps.SerialSampler(*self.spec), settings)
 

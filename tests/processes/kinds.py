@@ -91,7 +91,7 @@ def checked() -> Iterator[Round]:
 def learned(backend: Any) -> Iterator[Round]:
     run = ps.RunConfig(
         steps=10**9, dir=f"run-{time.monotonic_ns()}", learners=2, learner_backend=backend, progress="off",
-        tensorboard=False, eval_episodes=0, checkpoint_interval=10**8, learner_timeout_s=LIMIT_S,
+        eval_episodes=0, checkpoint_interval=10**8, learner_timeout_s=LIMIT_S,
     )  # fmt: skip
     with ps.Run(ps.Experiment(Odd, PPO, SERIAL, run)) as live:
         yield lambda: next(live)
@@ -122,7 +122,7 @@ def launched(backend: Any) -> Iterator[Round]:
     try:
         run = f"run-{time.monotonic_ns()}"
         line = ["train", "ppo", "--env", "CartPole-v1", "--run.steps", "100000000", "--run.dir", run]
-        quiet = ["--run.progress", "off", "--run.eval_episodes", "0", "--run.tensorboard", "False"]
+        quiet = ["--run.progress", "off", "--run.eval_episodes", "0"]
         running = slots.start(0, [*line, *quiet], Path("log"), {})
 
         def looked() -> None:

@@ -84,7 +84,7 @@ def test_what_does_not_fit_on_the_disk_is_said_with_what_does(tmp_path: Path, mo
 def test_a_replay_of_another_shape_is_not_resumed_and_the_checkpoint_stays(
     changes: dict[str, Any], message: str, tmp_path: Path
 ):
-    quiet = {"dir": str(tmp_path / "run"), "tensorboard": False, "progress": "off", "eval_interval": 0}
+    quiet = {"dir": str(tmp_path / "run"), "progress": "off", "eval_interval": 0}
     ps.train(ps.Experiment(RepeatPrevious, DQN, SAMPLER, ps.RunConfig(steps=80, **quiet)))
     kept = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "run/checkpoints").rglob("*"))
     checkpoint = load_checkpoint(find_checkpoint(tmp_path / "run", replay=True), replay=True)

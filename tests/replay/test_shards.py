@@ -340,7 +340,7 @@ def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, t
     """What it writes on its way is what a run without shards does."""
     env, algo = ALGOS["DQN-PER"]
     sampler = ps.SerialSampler(4, 6)
-    config = ps.RunConfig(steps=480, seed=3, eval_interval=0, eval_episodes=0, tensorboard=False, progress="off")
+    config = ps.RunConfig(steps=480, seed=3, eval_interval=0, eval_episodes=0, progress="off")
 
     def trainer(shards: int, run: Path) -> Trainer:
         memory = replace(algo.replay, shards=shards, shard_backend="in-process")
@@ -368,9 +368,7 @@ def test_a_run_goes_on_under_another_number_of_shards(before: int, after: int, t
 def test_a_run_whose_shard_died_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """With runners too: Ape-X's layout. It ends in the bits of a run that never knew of either."""
     env, algo = ALGOS["DQN-PER"]
-    config = ps.RunConfig(
-        steps=480, seed=3, checkpoint_interval=96, eval_interval=0, eval_episodes=0, tensorboard=False, progress="off"
-    )
+    config = ps.RunConfig(steps=480, seed=3, checkpoint_interval=96, eval_interval=0, eval_episodes=0, progress="off")
 
     def experiment(run: str, shards: int, sampler: Any) -> ps.Experiment:
         memory = replace(algo.replay, shards=shards, shard_backend="processes")
@@ -392,7 +390,7 @@ def test_a_run_whose_shard_died_goes_on_from_its_checkpoint(tmp_path: Path) -> N
 def test_resume_takes_another_number_of_shards(tmp_path: Path) -> None:
     env, algo = ALGOS["SAC"]
     memory = replace(algo.replay, shards=2, shard_backend="in-process")
-    config = ps.RunConfig(steps=96, dir=str(tmp_path / "run"), eval_episodes=0, tensorboard=False, progress="off")
+    config = ps.RunConfig(steps=96, dir=str(tmp_path / "run"), eval_episodes=0, progress="off")
     ps.train(ps.Experiment(env, replace(algo, replay=memory), ps.SerialSampler(4, 6), config))
     result = ps.resume(tmp_path / "run", {"run.steps": 144, "algo.replay.shards": 3})
     assert result.policy.replay_schedule is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import penstock as ps
 
-RUN = ps.RunConfig(steps=640, seed=1, eval_episodes=2, log_interval=1, tensorboard=False, progress="off")
+RUN = ps.RunConfig(steps=640, seed=1, eval_episodes=2, log_interval=1, progress="off")
 CARTPOLE = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), RUN)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 QUIET = (
-    "--sampler.T", "16", "--sampler.B", "4", "--run.steps", "128", "--run.eval-episodes", "1", "--run.tensorboard", "False",
+    "--sampler.T", "16", "--sampler.B", "4", "--run.steps", "128", "--run.eval-episodes", "1",
     "--run.progress", "off",
 )  # fmt: skip
 

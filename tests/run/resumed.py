@@ -12,7 +12,7 @@ import penstock as ps
 Same = Callable[[Path, Path], None]
 STEPS = 1_600
 RUN = ps.RunConfig(
-    steps=STEPS, seed=3, checkpoint_interval=160, eval_interval=600, eval_episodes=3, log_interval=1, tensorboard=False,
+    steps=STEPS, seed=3, checkpoint_interval=160, eval_interval=600, eval_episodes=3, log_interval=1,
     progress="off",
 )  # fmt: skip
 SAMPLER = ps.SerialSampler(T=16, B=4)

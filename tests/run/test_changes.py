@@ -66,7 +66,7 @@ def each(run: ps.Run, function: Callable[[ps.Iteration], None]) -> None:
 def experiment(case: str, folder: Path, **run: Any) -> ps.Experiment:
     algo, sampler, env, _ = CASES[case]
     given: dict[str, Any] = {"steps": 640, "eval_episodes": 0, "checkpoint_interval": 0, **run}
-    config = ps.RunConfig(seed=3, log_interval=0, tensorboard=False, progress="off", dir=str(folder), **given)
+    config = ps.RunConfig(seed=3, log_interval=0, progress="off", dir=str(folder), **given)
     return ps.Experiment(env, algo, sampler, config)
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from penstock.core.errors import CheckpointError
 from penstock.core.files import write_atomic
-from penstock.run.log import Appender, MetricsLog, read_metrics
+from penstock.run.log import Appender, MetricsLog, RowReader, read_metrics
 
 
 def csv_rows(run_dir: Path) -> list[dict[str, str]]:
@@ -26,14 +25,8 @@ def csv_rows(run_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def events(run_dir: Path, tag: str) -> list[tuple[int, float]]:
-    reader = EventAccumulator(str(run_dir))
-    reader.Reload()
-    return [(event.step, event.value) for event in reader.Scalars(tag)]
-
-
-def fill(run_dir: Path, steps: range, resume_step: int | None = None, scale: float = 1.0, **options: Any) -> None:
-    log = MetricsLog(run_dir, resume_step, **options)
+def fill(run_dir: Path, steps: range, resume_step: int | None = None, scale: float = 1.0) -> None:
+    log = MetricsLog(run_dir, resume_step)
     for step in steps:
         log.write(step, {"loss": step * scale})
     log.close()
@@ -48,12 +41,10 @@ def test_rows_come_back_from_every_file(tmp_path: Path) -> None:
     run = tmp_path / "a" / "b"
     assert read_metrics(run) == [{"step": 1, "loss": 0.1, "n": 3}, {"step": 2, "loss": 0.5, "n": 4.0}]
     assert csv_rows(run) == [{"step": "1", "loss": "0.1", "n": "3"}, {"step": "2", "loss": "0.5", "n": "4.0"}]
-    assert events(run, "loss") == [(1, pytest.approx(0.1)), (2, 0.5)]
-    assert events(run, "n") == [(1, 3.0), (2, 4.0)]
 
 
 def test_new_columns_leave_empty_cells_behind(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.write(1, {"a": 1.0})
     log.write(2, {'b,"x"': 2.0})
     log.write(3, {"a": 3.0})
@@ -76,7 +67,7 @@ def test_a_new_name_in_every_row_makes_the_csv_anew_a_few_times_only(
         write_atomic(path, data)
 
     monkeypatch.setattr("penstock.run.log.write_atomic", counted)
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     for step in range(300):
         log.write(step, {"a": step, f"opponent/{step}": 1.0})
         lines = (tmp_path / "progress.csv").read_text().splitlines()
@@ -95,19 +86,19 @@ def test_after_a_kill_the_csv_is_behind_by_columns_and_made_anew_on_opening(tmp_
             log.write(step, {"a": step / 7, "b": 1.0} | ({"late": 1.0} if step >= 2 else {}) | {f"c{step // 3}": 1.0})
         return log
 
-    write(MetricsLog(tmp_path / "killed", tensorboard=False), range(1, 4))  # not closed
+    write(MetricsLog(tmp_path / "killed"), range(1, 4))  # not closed
     rows = csv_rows(tmp_path / "killed")
     assert [row["step"] for row in rows] == ["1", "2", "3"] and list(rows[2]) == ["step", "a", "b", "c0", "late"]
-    resumed = MetricsLog(tmp_path / "killed", 3, tensorboard=False)
+    resumed = MetricsLog(tmp_path / "killed", 3)
     assert csv_rows(tmp_path / "killed")[2]["c1"] == "1.0"
     write(resumed, range(4, 11)).close()
-    write(MetricsLog(tmp_path / "whole", tensorboard=False), range(1, 11)).close()
+    write(MetricsLog(tmp_path / "whole"), range(1, 11)).close()
     for name in ("metrics.jsonl", "progress.csv"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_not_a_number_is_null_in_json_and_nan_in_csv(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.write(1, {"a": math.nan, "b": -math.inf, "c": 1.0})
     log.write(2, {"a": math.inf, "b": 1.0, "c": 1.0})
     log.close()
@@ -125,16 +116,6 @@ def test_resume_cuts_later_rows_everywhere(tmp_path: Path) -> None:
     expected = [(s, float(s)) for s in range(1, 7)] + [(7, 700.0), (8, 800.0)]
     assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)] == expected
     assert [(int(row["step"]), float(row["loss"])) for row in csv_rows(tmp_path)] == expected
-    assert events(tmp_path, "loss") == expected
-
-
-def test_events_are_read_in_order_though_the_clock_went_back(tmp_path: Path) -> None:
-    fill(tmp_path, range(1, 4))
-    (first,) = tmp_path.glob("events.*")
-    stamp = int(first.name.split(".")[3])
-    first.rename(first.with_name(f"events.out.tfevents.{stamp + 3600}.zzz.1.0"))
-    fill(tmp_path, range(3, 5), resume_step=2, scale=10.0)
-    assert events(tmp_path, "loss") == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
 
 
 def test_a_resumed_run_leaves_the_files_of_one_that_never_stopped(tmp_path: Path) -> None:
@@ -143,27 +124,27 @@ def test_a_resumed_run_leaves_the_files_of_one_that_never_stopped(tmp_path: Path
             log.write(step, {"a": math.nan if step == 2 else step / 7} | ({"late": 1.0} if step >= 5 else {}))
         log.close()
 
-    rows(MetricsLog(tmp_path / "whole", tensorboard=False), range(1, 9))
-    rows(MetricsLog(tmp_path / "cut", tensorboard=False), range(1, 7))
-    rows(MetricsLog(tmp_path / "cut", 3, tensorboard=False), range(4, 9))
+    rows(MetricsLog(tmp_path / "whole"), range(1, 9))
+    rows(MetricsLog(tmp_path / "cut"), range(1, 7))
+    rows(MetricsLog(tmp_path / "cut", 3), range(4, 9))
     for name in ("metrics.jsonl", "progress.csv"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_opening_without_a_step_keeps_every_row(tmp_path: Path) -> None:
-    fill(tmp_path, range(1, 4), tensorboard=False)
-    fill(tmp_path, range(4, 6), tensorboard=False)
+    fill(tmp_path, range(1, 4))
+    fill(tmp_path, range(4, 6))
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
     assert [row["step"] for row in csv_rows(tmp_path)] == ["1", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize("torn", ['{"step": 4, "lo', '{"step": 4, "loss": 4.0}', '{"step": 4, "lo\n', "\x00\x00\x00"])
 def test_a_torn_last_line_is_left_out_and_not_built_on(tmp_path: Path, torn: str) -> None:
-    fill(tmp_path, range(1, 4), tensorboard=False)
+    fill(tmp_path, range(1, 4))
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(torn)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
-    fill(tmp_path, range(5, 6), resume_step=4, tensorboard=False)
+    fill(tmp_path, range(5, 6), resume_step=4)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 5]
     assert [row["step"] for row in csv_rows(tmp_path)] == ["1", "2", "3", "5"]
     assert torn.strip() not in (tmp_path / "metrics.jsonl").read_text()
@@ -201,22 +182,7 @@ def test_kill_loses_no_row_that_was_written(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=200, check=False, env=env)
     assert done.returncode == -9
-    assert len(read_metrics(tmp_path)) == len(csv_rows(tmp_path)) == len(events(tmp_path, "x")) == 50
-
-
-def test_tensorboard_is_not_imported_before_the_first_write(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from penstock.run.log import MetricsLog\n"
-        "log = MetricsLog(Path(sys.argv[1])); print('tensorboard' in sys.modules)\n"
-        "log.write(1, {'x': 1.0}); print('tensorboard' in sys.modules, 'tensorflow' in sys.modules)"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    assert subprocess.run(command, timeout=200, capture_output=True, text=True, env=env).stdout.split() == [
-        "False",
-        "True",
-        "False",
-    ]
+    assert len(read_metrics(tmp_path)) == len(csv_rows(tmp_path)) == 50
 
 
 def test_a_full_disk_loses_rows_but_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +211,10 @@ def test_a_full_disk_loses_rows_but_stops_nothing(tmp_path: Path, monkeypatch: p
     log.close()
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 4]
     assert [row["step"] for row in csv_rows(tmp_path)] == ["1", "4"]
-    assert [step for step, _ in events(tmp_path, "x")] == [1, 4]
 
 
 def test_a_csv_that_fell_behind_catches_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.write(1, {"x": 1.0})
 
     def fail(*_: Any) -> None:
@@ -267,18 +232,6 @@ def test_a_csv_that_fell_behind_catches_up(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(os.listdir(tmp_path)) == ["metrics.jsonl", "progress.csv"]
 
 
-def test_events_that_cannot_be_written_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = MetricsLog(tmp_path)
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.warns(UserWarning, match="no more TensorBoard events"):
-        log.write(1, {"x": 1.0})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        log.write(2, {"x": 1.0})
-    log.close()
-    assert len(read_metrics(tmp_path)) == 2
-
-
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot keep the metrics of .*file"):
@@ -294,3 +247,20 @@ def test_a_log_with_another_name_is_not_written_through_it(tmp_path: Path) -> No
     log.close()
     assert (tmp_path / "mine").read_text() == '{"step": 1}\n'
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\nmore\n'
+
+
+def test_a_reader_follows_a_file_that_grows(tmp_path: Path) -> None:
+    reader = RowReader(tmp_path / "metrics.jsonl")
+    assert [*reader.rows()] == []
+    log = MetricsLog(tmp_path)
+    log.write(1, {"a": 1.5, "b": math.nan})
+    (first,) = reader.rows()
+    assert first["step"] == 1 and first["a"] == 1.5 and math.isnan(first["b"])
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "a": 2')
+        file.flush()
+        assert [*reader.rows()] == []
+        file.write(b".0}\nno row\n")
+    log.write(3, {"a": 3.0})
+    assert [*reader.rows()] == [{"step": 2, "a": 2.0}, {"step": 3, "a": 3.0}]
+    log.close()

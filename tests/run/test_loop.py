@@ -59,9 +59,9 @@ def finish(run: ps.Run) -> None:
 
 def test_a_run_leaves_what_the_page_says(tmp_path: Path) -> None:
     run = tmp_path / "deep" / "run"
-    result = ps.train(at(run, tensorboard=True))
+    result = ps.train(at(run, trackers=("tensorboard",)))
     assert {path.name.split(".")[0] for path in run.iterdir()} >= {
-        "config", "meta", "metrics", "progress", "checkpoints", "eval", "events",
+        "config", "meta", "metrics", "progress", "checkpoints", "eval", "events", "trackers",
     }  # fmt: skip
     assert result.run_dir == run
     assert result.stopped_by == "steps"
@@ -261,7 +261,7 @@ from penstock.core.errors import CheckpointError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 run = Path({run!r})
 exp = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), ps.RunConfig(
-    steps=64 * 30, dir=str(run), checkpoint_interval=64, eval_episodes=0, tensorboard=False, progress="plain", log_interval=1))
+    steps=64 * 30, dir=str(run), checkpoint_interval=64, eval_episodes=0, progress="plain", log_interval=1))
 """
 FULL_DISK = (
     SCRIPT

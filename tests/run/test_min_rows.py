@@ -35,7 +35,7 @@ LATE = ps.AsyncSerialSampler(SERIAL, 1)
 
 def experiment(run: Path, sampler: Any, steps: int = 2_400, **changes: Any) -> ps.Experiment:
     given: dict[str, Any] = {"eval_episodes": 0, "checkpoint_interval": 250, "log_interval": 1, **changes}
-    config = ps.RunConfig(steps=steps, seed=3, dir=str(run), progress="off", tensorboard=False, **given)
+    config = ps.RunConfig(steps=steps, seed=3, dir=str(run), progress="off", **given)
     return ps.Experiment("tests.learn.rows.boss:Boss", ALGO, sampler, config)
 
 

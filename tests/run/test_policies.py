@@ -27,7 +27,7 @@ Same = Callable[[Path, Path], None]
 
 def run_config(run: Path, steps: int = 128, **changes: object) -> ps.RunConfig:
     given: dict[str, object] = {"eval_episodes": 3, "checkpoint_interval": 64, "log_interval": 1} | changes
-    return ps.RunConfig(steps=steps, dir=run, progress="off", tensorboard=False, **given)  # pyright: ignore
+    return ps.RunConfig(steps=steps, dir=run, progress="off", **given)  # pyright: ignore
 
 
 @pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])

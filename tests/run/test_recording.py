@@ -79,7 +79,7 @@ def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(tr
 
 
 def run_of(env: Any, folder: Path, algo: Any = None) -> Path:
-    run = ps.RunConfig(steps=64, dir=str(folder), eval_episodes=0, progress="off", tensorboard=False, learner_threads=1)
+    run = ps.RunConfig(steps=64, dir=str(folder), eval_episodes=0, progress="off", learner_threads=1)
     return ps.train(ps.Experiment(env, algo or ps.PPO(epochs=1), ps.SerialSampler(T=16, B=4), run)).run_dir
 
 

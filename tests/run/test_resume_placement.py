@@ -37,7 +37,7 @@ RECURRENT = EXPERIMENTS["recurrent"]
 OPTIONS = (
     "--preset", "none", "--sampler.T", "16", "--sampler.B", "5", "--run.steps", str(STEPS), "--run.seed", "3",
     "--run.checkpoint-interval", "160", "--run.eval-interval", "600", "--run.eval-episodes", "3", "--run.log-interval", "1",
-    "--run.tensorboard", "False", "--run.progress", "off",
+    "--run.progress", "off",
 )  # fmt: skip
 
 

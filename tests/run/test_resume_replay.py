@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 STEPS = 480
 RUN = ps.RunConfig(
-    steps=STEPS, seed=3, checkpoint_interval=80, eval_interval=200, eval_episodes=2, log_interval=1, tensorboard=False,
+    steps=STEPS, seed=3, checkpoint_interval=80, eval_interval=200, eval_episodes=2, log_interval=1,
     progress="off",
 )  # fmt: skip
 SERIAL = ps.SerialSampler(T=4, B=4)

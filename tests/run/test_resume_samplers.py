@@ -14,9 +14,7 @@ DEPTH_0, DEPTH_1 = (ps.AsyncSerialSampler(SERIAL, depth) for depth in (0, 1))
 
 
 def experiment(sampler: Any, run_dir: Path, steps: int) -> ps.Experiment:
-    run = ps.RunConfig(
-        steps=steps, seed=3, dir=str(run_dir), eval_interval=192, eval_episodes=2, progress="off", tensorboard=False
-    )
+    run = ps.RunConfig(steps=steps, seed=3, dir=str(run_dir), eval_interval=192, eval_episodes=2, progress="off")
     net = ps.Net(normalize_obs=True, normalize_reward=True)
     return ps.Experiment("CartPole-v1", ps.PPO(epochs=2, minibatch=32, net=net), sampler, run)
 

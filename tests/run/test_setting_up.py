@@ -53,7 +53,7 @@ class Walk:
 
 
 def test_an_experiment_is_carried_straight_to_its_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ps.RunConfig(steps=64, dir=str(tmp_path / "run"), progress="off", tensorboard=False, eval_episodes=0)
+    run = ps.RunConfig(steps=64, dir=str(tmp_path / "run"), progress="off", eval_episodes=0)
     exp = Experiment("CartPole-v1", ps.PPO(epochs=1, minibatch=32), ps.SerialSampler(T=16, B=4), run)
     walk, train, before = Walk(), Trainer.train, sys.getprofile()
 
@@ -90,7 +90,7 @@ def test_an_environment_is_checked_once_a_start(start: str, tmp_path: Path, monk
     monkeypatch.setenv("PENSTOCK_TEST_CHECKS", str(tmp_path / "checks"))
     sampler: Any = STARTS[start]
     learners = 3 if start == "learners" else 1
-    run = ps.RunConfig(steps=12, progress="off", tensorboard=False, eval_episodes=0, learners=learners)
+    run = ps.RunConfig(steps=12, progress="off", eval_episodes=0, learners=learners)
     exp = Experiment("tests.run.test_setting_up:Noted", ps.PPO(epochs=1, minibatch=6), sampler, run)
     with Trainer(exp) as trainer:
         trainer.train()

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.core.names.hints import settings_classes
 
 SETTINGS = sorted({cls.__name__ for classes in settings_classes().values() for cls in classes})
-SHORT = {"steps": 32, "eval_episodes": 1, "eval_max_steps": 5, "tensorboard": False, "progress": "off"}
+SHORT = {"steps": 32, "eval_episodes": 1, "eval_max_steps": 5, "progress": "off"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)

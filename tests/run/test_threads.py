@@ -18,7 +18,7 @@ from penstock.run.trainer import Trainer
 NET = ps.Net(hidden=(8,), normalize_obs=True, normalize_reward=True)
 EXP = ps.Experiment(
     "CartPole-v1", ps.PPO(epochs=1, minibatch=32, net=NET), ps.SerialSampler(T=16, B=4),
-    ps.RunConfig(steps=128, learner_threads="auto", eval_episodes=0, tensorboard=False, progress="off"),
+    ps.RunConfig(steps=128, learner_threads="auto", eval_episodes=0, progress="off"),
 )  # fmt: skip
 
 

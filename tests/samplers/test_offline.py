@@ -293,9 +293,7 @@ def test_a_resumed_run_is_the_run(algo: Any, recurrent: Any, tmp_path: Path) -> 
     net = ps.Net(hidden=(8,), recurrent=recurrent, recurrent_size=8)
 
     def exp(name: str, steps: int) -> ps.Experiment:
-        run = ps.RunConfig(
-            steps=steps, dir=str(tmp_path / name), eval_episodes=1, progress="off", tensorboard=False, learner_threads=1
-        )
+        run = ps.RunConfig(steps=steps, dir=str(tmp_path / name), eval_episodes=1, progress="off", learner_threads=1)
         env = partial(SeedEcho, nested=False)
         return ps.Experiment(env, algo(minibatch=16, net=net), ps.OfflineSampler(str(path), T=8, B=4), run)
 

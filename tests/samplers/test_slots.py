@@ -81,7 +81,7 @@ def test_two_samplers_of_eight_slots_equal_one_of_sixteen(place: str, case: str)
 
 
 def test_two_offline_samplers_deal_episodes_as_one(tmp_path: Path) -> None:
-    run = ps.RunConfig(steps=600, seed=1, dir=str(tmp_path / "run"), progress="off", tensorboard=False)
+    run = ps.RunConfig(steps=600, seed=1, dir=str(tmp_path / "run"), progress="off")
     ps.train(ps.Experiment("CartPole-v1", ps.PPO(), ps.SerialSampler(T=32, B=4), run))
     record(tmp_path / "run", tmp_path / "data", episodes=25, deterministic=False)
     algo = ps.BC()

@@ -32,9 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def experiment(name: str, folder: Path) -> ps.Experiment:
-    run = ps.RunConfig(
-        steps=256, seed=1, dir=folder, progress="off", eval_episodes=1, tensorboard=False, log_interval=1
-    )
+    run = ps.RunConfig(steps=256, seed=1, dir=folder, progress="off", eval_episodes=1, log_interval=1)
     return ps.Experiment("CartPole-v1", ALGOS[name], ps.SerialSampler(T=16, B=4), run)
 
 
@@ -106,7 +104,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_stays(tmp_path: Path) -> N
 def test_parameters_alone_are_a_run_that_trials_start_from(tmp_path: Path) -> None:
     exp = ps.Experiment(
         "CartPole-v1", ps.A2C(net=ps.Net(hidden=(8,))), ps.SerialSampler(T=8, B=2),
-        ps.RunConfig(steps=64, dir=str(tmp_path / "a"), progress="off", eval_episodes=0, tensorboard=False),
+        ps.RunConfig(steps=64, dir=str(tmp_path / "a"), progress="off", eval_episodes=0),
     )  # fmt: skip
     source = ps.train(exp).policy.agent.state_dict()
     space = {"algo.lr": [1e-3, 1e-2]}

@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.studies import ray_tune
 
-RUN = ps.RunConfig(steps=512, progress="off", eval_episodes=1, tensorboard=False, log_interval=1)
+RUN = ps.RunConfig(steps=512, progress="off", eval_episodes=1, log_interval=1)
 EXP = ps.Experiment("CartPole-v1", ps.A2C(), ps.SerialSampler(T=16, B=4), RUN)
 NEEDED = ("ray", "pandas", "pyarrow", "pydantic")
 

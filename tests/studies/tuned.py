@@ -15,7 +15,7 @@ EXP = ps.Experiment(
     "CartPole-v1",
     ps.A2C(),
     ps.SerialSampler(T=16, B=4),
-    ps.RunConfig(steps=STEPS, seed=1, progress="off", eval_episodes=1, tensorboard=False, log_interval=1),
+    ps.RunConfig(steps=STEPS, seed=1, progress="off", eval_episodes=1, log_interval=1),
 )
 
 

@@ -126,7 +126,7 @@ def test_a_person_filters_chooses_sorts_and_opens(tmp_path: Path, look: Look, mo
     monkeypatch.setattr(server_module, "_PAGE", page)
     monkeypatch.setitem(server_module._KINDS, "hands.js", "text/javascript")  # pyright: ignore[reportPrivateUsage]
     runs = three_runs(tmp_path / "runs")
-    log = MetricsLog(runs / "b", resume_step=10_000, tensorboard=False)
+    log = MetricsLog(runs / "b", resume_step=10_000)
     log.write(10_001, {"rollout/ep_rew_max": 1.0})
     log.close()
     with serving(runs) as server:

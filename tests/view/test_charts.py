@@ -68,7 +68,7 @@ def test_only_curves_whose_files_have_changed_are_made_anew(tmp_path: Path, monk
 
 
 def test_several_policies_are_curves_of_one_run(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "run", tensorboard=False)
+    log = MetricsLog(tmp_path / "run")
     for step in (1, 2):
         log.write(step, {METRIC: 1.0 * step, "rollout/red/ep_rew_mean": 2.0 * step, "rollout/blue/ep_rew_mean": 3.0})
     log.close()

@@ -42,7 +42,7 @@ def test_a_run_says_what_it_is_and_where_it_ran(tmp_path: Path) -> None:
 
 
 def test_metrics_stand_in_sections(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "a", tensorboard=False)
+    log = MetricsLog(tmp_path / "a")
     keys = (
         "rollout/ep_rew_mean",
         "rollout/ep_rew_max",

@@ -21,6 +21,7 @@ from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.modules import modules_named
 from penstock.run.files.supplied_arguments import Supplied
 from penstock.run.files.trust import VARIABLE, below_trusted, is_listed, remember
+from penstock.run.tracking.tracker import is_installed
 
 CONFIG, META = "config.json", "meta.json"
 FORMAT = 2
@@ -32,8 +33,9 @@ OTHERS = "or it is not of these settings, or of another version"
 """Advice of `as_checkpoint_error` for a checkpoint."""
 _OURS = (
     CONFIG, META, "metrics.jsonl", "changes.jsonl", "progress.csv", "checkpoints", "eval", "plots", "videos", "crash",
+    "trackers",
 )  # fmt: skip
-"""Files of a run directory that penstock reads and writes, besides its lock and TensorBoard's events."""
+"""Files of a run directory that penstock reads and writes, besides its lock and what trackers write."""
 _DROPPED = (
     "env_kwargs", "wrappers", "info_keys", "imports", "env_checks", "env_drop", "env_text", "env_mask", "env_state",
     "env_options",
@@ -106,6 +108,13 @@ class StoredConfig:
             plain = {**self.plain, "algo": _without_weights(self.plain["algo"])}  # they are in the checkpoint
             return self._experiment(plain, again, files=True)
 
+    def trackers(self) -> tuple[str, ...]:
+        """The `run.trackers` of the run. Raises CheckpointError for code of others unless trusted."""
+        with as_checkpoint_error(self.path):
+            names = tuple(self.plain["run"].get("trackers", ()))
+            self._require_trust({"run": {"trackers": names}}, files=False)
+            return names
+
     def _experiment(self, plain: Mapping[str, Any], again: Supplied, files: bool) -> Experiment:
         env, eval_env, of_algo = again.env, again.eval_env, again.of_algo()
         dropped = _DROPPED if isinstance(env, EnvConfig) else ()
@@ -168,7 +177,7 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
             _compare(content, path)
         with prefix_errors(path):
             spec = specs_from_plain(content["spec"])
-        found = StoredConfig(path, content["experiment"], spec, digest, vouched)
+        found = StoredConfig(path, _with_trackers(content["experiment"]), spec, digest, vouched)
         if not isinstance(found.plain, dict):
             raise TypeError("experiment is no object")
     if trust:
@@ -278,6 +287,16 @@ def _compare(content: Mapping[str, Any], path: Path) -> None:
 def _digest(content: Mapping[str, Any]) -> str:
     """Digest of the content, independent of the layout of the text."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _with_trackers(plain: Any) -> Any:
+    """The plain experiment of a run from before `run.trackers`, in which `run.tensorboard` was on or off."""
+    run = plain.get("run") if isinstance(plain, dict) else None
+    if not isinstance(run, dict) or "tensorboard" not in run:
+        return plain
+    on = run["tensorboard"] is True and is_installed("tensorboard")
+    rest = {key: item for key, item in run.items() if key != "tensorboard"}
+    return {**plain, "run": {**rest, "trackers": ["tensorboard"] if on else []}}
 
 
 def _unmapped(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.run.playing.matches import Match
-from penstock.run.plots.looks import INK, STYLE
+from penstock.run.plots.looks import INK, STYLE, require_matplotlib
 
 _DARK = 0.25
 """Distance of the points from 1/2 from which on the number is written in white."""
@@ -16,7 +16,11 @@ _COLOURS = ("#D55E00", "#FFFFFF", "#0072B2")
 
 
 def draw_matrix(matches: Sequence[Match], out: Path, title: str) -> Path:
-    """Draws the points of each side in a row against each side in a column; returns the path. Needs two sides."""
+    """Draws the points of each side in a row against each side in a column; returns the path. Needs two sides.
+
+    Raises MissingExtraError without matplotlib.
+    """
+    require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap

@@ -29,6 +29,7 @@ from penstock.run.plots.looks import (
     escaped,
     legend,
     marks_every,
+    require_matplotlib,
 )
 from penstock.run.plots.run_table import run_dirs as find_run_dirs
 
@@ -82,8 +83,10 @@ def plot_runs(
         metric: of metrics.jsonl; None: rollout/ep_rew_mean, of runs of self-play self_play/elo.
 
     Raises:
-        ConfigError: a directory holds no run, none has a row with `metric`, or another suffix.
+        MissingExtraError: matplotlib is not installed. ConfigError: a directory holds no run, none has a row with
+            `metric`, or another suffix.
     """
+    require_matplotlib()
     given, out = [run_dirs] if isinstance(run_dirs, (str, Path)) else run_dirs, None if out is None else Path(out)
     if out is not None and out.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")

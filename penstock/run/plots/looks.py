@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
+
+from penstock.core.errors import MissingExtraError
 
 INK, FAINT, NEUTRAL = "#333333", "#D9D9D9", "#707070"
 STYLE: Any = {
@@ -76,6 +79,12 @@ def curve_look(index: int, count: int) -> dict[str, Any]:
 def marks_every(index: int, points: int) -> int | tuple[float, float]:
     """`markevery` of a line: each point of a short one, else places that differ from its neighbours' places."""
     return 1 if points <= 10 else (0.02 * (index % 5), 0.11)
+
+
+def require_matplotlib() -> None:
+    """Raises MissingExtraError, which names the extra `plot`, where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot")
 
 
 def legend(figure: Any, entries: Sequence[tuple[str, dict[str, Any]]], title: str | None) -> None:

@@ -9,7 +9,7 @@ import penstock as ps
 
 ENV = "penstock.envs.toy:Counter"
 BASE = ps.SerialSampler(T=8, B=4)
-QUIET = ps.RunConfig(steps=64, progress="off", tensorboard=False, eval_episodes=0)
+QUIET = ps.RunConfig(steps=64, progress="off", eval_episodes=0)
 
 
 def experiment(sampler: Any = BASE, **run: Any) -> ps.Experiment:

@@ -47,7 +47,7 @@ AC = policies("a", "c", policies_to_train=("a",))
 
 def experiment(run: Path, algo: Any, env: Any = BITS, sampler: Any = SAMPLER, seed: int = 2, **run_: Any) -> Any:
     given: dict[str, Any] = {"steps": 32, "eval_episodes": 0, **run_}
-    config = ps.RunConfig(dir=str(run), seed=seed, progress="off", tensorboard=False, **given)
+    config = ps.RunConfig(dir=str(run), seed=seed, progress="off", **given)
     return ps.Experiment(env, algo, sampler, config)
 
 

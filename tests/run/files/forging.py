@@ -31,7 +31,7 @@ EXPERIMENT = ps.Experiment(
     "CartPole-v1",
     ps.DQN(learning_starts=16, batch_size=8, replay_ratio=1.0, replay=SMALL, net=ps.Net(hidden=(8,))),
     ps.SerialSampler(T=8, B=2),
-    ps.RunConfig(steps=64, seed=2, eval_episodes=1, tensorboard=False, progress="off"),
+    ps.RunConfig(steps=64, seed=2, eval_episodes=1, progress="off"),
 )
 
 

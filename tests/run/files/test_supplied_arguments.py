@@ -52,7 +52,7 @@ def two(mapping: Any = None) -> ps.Policies:
 
 
 def experiment(run: Path, algo: Any = PPO, env: Any = BITS, **more: Any) -> Any:
-    config = ps.RunConfig(steps=32, dir=str(run), eval_episodes=0, progress="off", tensorboard=False)
+    config = ps.RunConfig(steps=32, dir=str(run), eval_episodes=0, progress="off")
     return ps.Experiment(env, algo, ps.SerialSampler(T=4, B=2), config, **more)
 
 

@@ -48,7 +48,6 @@ def experiment(folder: Path, algo: Any = PPO, learners: int = 1, steps: int = 1_
         "eval_episodes": 4,
         "checkpoint_interval": 400,
         "log_interval": 0,
-        "tensorboard": False,
         **run,
     }
     run_config = ps.RunConfig(steps=steps, dir=str(folder), learners=learners, **config)
@@ -238,7 +237,7 @@ def test_threads_are_not_measured_for_several() -> None:
 SCRIPT = """
 import penstock as ps
 exp = ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.CpuSampler(T=32, B=4, workers=2),
-    ps.RunConfig(steps=1_000_000, dir={folder!r}, learners=2, progress="off", log_interval=0, tensorboard=False))
+    ps.RunConfig(steps=1_000_000, dir={folder!r}, learners=2, progress="off", log_interval=0))
 ps.train(exp)
 """
 
@@ -272,7 +271,7 @@ def test_no_process_outlives_the_run(tmp_path: Path, zygote: Any, until: Any, nu
 LEARNERS_DIE = """
 exp = ps.Experiment("CartPole-v1", ps.PPO(minibatch=64, epochs=1), ps.SerialSampler(T=32, B=4),
                     ps.RunConfig(steps=10**9, dir="run", learners=2, checkpoint_interval=128, eval_episodes=0,
-                                 tensorboard=False, progress="off", learner_timeout_s=20.0))
+                                 progress="off", learner_timeout_s=20.0))
 used = []
 with ps.Run(exp) as run:
     for n, _ in enumerate(run, 1):

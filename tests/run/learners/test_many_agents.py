@@ -23,9 +23,7 @@ ALGO = ps.Policies(
 
 
 def config(folder: Path, learners: int, steps: int) -> ps.RunConfig:
-    return ps.RunConfig(
-        steps=steps, dir=folder, learners=learners, eval_episodes=4, log_interval=1, progress="off", tensorboard=False
-    )
+    return ps.RunConfig(steps=steps, dir=folder, learners=learners, eval_episodes=4, log_interval=1, progress="off")
 
 
 @pytest.mark.parametrize("begun", ["forked", pytest.param("as users' are", marks=pytest.mark.slow)])

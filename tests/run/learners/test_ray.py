@@ -41,7 +41,7 @@ def cluster() -> Iterator[Any]:
 def experiment(folder: Path, sampler: Any = RUNNERS, backend: Any = "ray", **run: Any) -> ps.Experiment:
     config: dict[str, Any] = {
         "seed": 1, "progress": "off", "eval_episodes": 2, "checkpoint_interval": 400, "log_interval": 0,
-        "tensorboard": False, "steps": 1_200, "learners": 2, **run,
+        "steps": 1_200, "learners": 2, **run,
     }  # fmt: skip
     algo = ps.PPO(epochs=2, minibatch=64, net=ps.Net(hidden=(16,), normalize_obs=True, normalize_reward=True))
     return ps.Experiment("CartPole-v1", algo, sampler, ps.RunConfig(dir=str(folder), learner_backend=backend, **config))
@@ -172,8 +172,8 @@ def test_what_cannot_be_placed_is_refused_at_once(tmp_path: Path, run: Any, samp
 SCRIPT = """
 import penstock as ps
 exp = ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.RunnerSampler(2, ps.SerialSampler(T=32, B=2), "ray"),
-    ps.RunConfig(steps=1_000_000, dir={folder!r}, learners=2, learner_backend="ray", progress="off", log_interval=0,
-    tensorboard=False))
+    ps.RunConfig(steps=1_000_000, dir={folder!r}, learners=2, learner_backend="ray", progress="off", log_interval=0
+    ))
 ps.train(exp)
 """
 

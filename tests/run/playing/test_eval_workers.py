@@ -63,7 +63,7 @@ def experiment(case: str, folder: Path, workers: int, **given: Any) -> ps.Experi
     config: dict[str, Any] = {"steps": 640, "eval_interval": 128, "eval_episodes": 5, "eval_slots": 3, **given}
     config = {"checkpoint_interval": 192, "log_interval": 0, "progress": "off", **config}
     more = {name: config.pop(name) for name in ("eval_env", "eval_env_kwargs") if name in config}
-    run = ps.RunConfig(seed=3, dir=str(folder), eval_workers=workers, tensorboard=False, **config)
+    run = ps.RunConfig(seed=3, dir=str(folder), eval_workers=workers, **config)
     return ps.Experiment(config.pop("env", env), algo, sampler, run, **more)
 
 

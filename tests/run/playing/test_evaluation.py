@@ -20,9 +20,7 @@ from penstock.run.playing.exploiter import exploit_run
 from penstock.run.recording import record
 from penstock.workers.env_check import check_apart
 
-RUN = ps.RunConfig(
-    steps=256, checkpoint_interval=64, keep=10, eval_episodes=0, tensorboard=False, progress="off", seed=5
-)
+RUN = ps.RunConfig(steps=256, checkpoint_interval=64, keep=10, eval_episodes=0, progress="off", seed=5)
 EXP = ps.Experiment("CartPole-v1", ps.PPO(epochs=1, minibatch=32), ps.SerialSampler(T=16, B=4), RUN)
 
 

@@ -94,7 +94,7 @@ def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def returns(sampler: Any, **given: Any) -> list[float]:
     """Of two evaluations in another environment, by slot and time, with a batch between them."""
-    run = ps.RunConfig(steps=1000, progress="off", tensorboard=False, eval_episodes=7, eval_slots=4)
+    run = ps.RunConfig(steps=1000, progress="off", eval_episodes=7, eval_slots=4)
     flag = given.pop("flag", None)
     exp = ps.Experiment(Level, PPO, sampler, run, eval_env_kwargs={"level": 2}, **given)
     found: list[float] = []
@@ -163,7 +163,7 @@ def test_agents_in_turn_play_the_same_episodes_after_a_death(name: str, flag: Pa
 def test_an_id_that_only_this_script_registers_is_evaluated_elsewhere(name: str, expected: list[float]) -> None:
     gym.register("PlacesHeldOut-v0", lambda: Level(2))
     try:
-        run = ps.RunConfig(steps=1000, progress="off", tensorboard=False, eval_episodes=7, eval_slots=4)
+        run = ps.RunConfig(steps=1000, progress="off", eval_episodes=7, eval_slots=4)
         with Trainer(ps.Experiment(Level, PPO, SAMPLERS[name], run, eval_env="PlacesHeldOut-v0")) as trainer:
             assert trainer.plan.env.evaluation is not None
             trainer.train()
@@ -177,7 +177,7 @@ def test_a_sampler_that_does_not_know_of_eval_env_leaves_it_to_the_run(expected:
     class Own(ps.SerialSampler):
         hosts_eval_env = False
 
-    run = ps.RunConfig(steps=1000, progress="off", tensorboard=False, eval_episodes=7, eval_slots=4)
+    run = ps.RunConfig(steps=1000, progress="off", eval_episodes=7, eval_slots=4)
     with Trainer(ps.Experiment(Level, PPO, Own(T=8, B=4), run, eval_env_kwargs={"level": 2})) as trainer:
         assert trainer.plan.env.evaluation is None
         trainer.train()
@@ -202,7 +202,7 @@ class Lethal(Level):
 
 @pytest.mark.slow
 def test_an_evaluation_that_breaks_again_and_again_is_an_error(flag: Path) -> None:
-    run = ps.RunConfig(steps=64, progress="off", tensorboard=False, eval_episodes=4)
+    run = ps.RunConfig(steps=64, progress="off", eval_episodes=4)
     exp = ps.Experiment(Lethal, PPO, SAMPLERS["cpu"], run, eval_env_kwargs={"level": 2})
     with Trainer(exp) as trainer:
         trainer.train()

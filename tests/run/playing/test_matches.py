@@ -23,7 +23,7 @@ from penstock.run.playing.sides import Side
 
 NIM, BITS = "penstock.envs.toy:Nim", "penstock.envs.toy:TeamBits"
 NET = ps.Net(hidden=(8,))
-QUIET: dict[str, Any] = {"steps": 64, "progress": "off", "tensorboard": False, "eval_episodes": 0}
+QUIET: dict[str, Any] = {"steps": 64, "progress": "off", "eval_episodes": 0}
 
 
 def perfect(obs: Any) -> int:

@@ -73,7 +73,7 @@ def test_any_number_is_evaluated_in_every_place_as_in_the_process_of_the_run(
 ) -> None:
     """Five episodes and three agents in training: no array of an evaluation has a size that fits by chance."""
     kwargs: dict[str, Any] = {"steady": True, "length": 6}
-    run = ps.RunConfig(steps=60, progress="off", tensorboard=False, eval_episodes=5)
+    run = ps.RunConfig(steps=60, progress="off", eval_episodes=5)
     exp = ps.Experiment(
         ECHO, ALGOS[algo], PLACES[place], run,
         env_kwargs={**kwargs, "agents": 3}, eval_env_kwargs={**kwargs, "agents": agents},

@@ -21,7 +21,7 @@ def make_run(
     last: int = 11,
     opens: int = 1,
 ) -> Path:
-    log = MetricsLog(run_dir, tensorboard=False)
+    log = MetricsLog(run_dir)
     for i in range(opens, last):
         row = {"rollout/ep_rew_mean": slope * i}
         if time:
@@ -50,7 +50,7 @@ def settings(seed: int = 0, lr: Any = 1e-3, discount: float = 0.99, **algo: Any)
         "algo": {"class": "penstock.algos.ppo:PPO", "lr": lr, "discount": discount, **algo},
         "sampler": {"class": "penstock.samplers.serial:SerialSampler", "B": 16, "discount": discount},
         "run": {"seed": seed, "dir": f"runs/{seed}", "progress": "off" if seed else "auto",
-                "tensorboard": seed > 0, "steps": 1000 + seed, "keep": 3},
+                "trackers": ["tensorboard"] if seed else [], "steps": 1000 + seed, "keep": 3},
     }  # fmt: skip
 
 

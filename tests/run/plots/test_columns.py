@@ -99,7 +99,7 @@ def test_they_follow_a_file_that_grows_is_replaced_or_shrinks(tmp_path: Path, mo
 
 
 def test_the_last_numbers_of_a_long_run_are_found_wherever_they_stand(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.write(1, {"eval/mean_reward": 4.0, "rollout/ep_rew_mean": 1.0})
     log.write(2, {"eval/mean_reward": math.nan, "rollout/ep_rew_mean": 2.0, "time/time_elapsed": 7200.0})
     for step in range(3, 3000):

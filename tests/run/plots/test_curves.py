@@ -22,7 +22,7 @@ ONLINE = {"sampler": {"class": "penstock.samplers.serial:SerialSampler"}, "algo"
 
 
 def make_run(run_dir: Path, experiment: dict[str, Any], rows: list[dict[str, float]], algo: str = "bc") -> Path:
-    log = MetricsLog(run_dir, tensorboard=False)
+    log = MetricsLog(run_dir)
     for i, row in enumerate(rows, 1):
         log.write(10 * i, {"time/time_elapsed": float(i), **row})
     log.close()
@@ -60,7 +60,7 @@ def test_of_a_run_that_samples_the_rollouts_are_its_own(tmp_path: Path) -> None:
 
 
 def test_evaluations_that_were_logged_after_later_rows_stand_at_their_own_steps(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     for step, name, value in (
         (10, "rollout/ep_rew_mean", 1.0),
         (30, "eval/mean_reward", 3.0),
@@ -170,7 +170,7 @@ def test_without_an_episode_the_evaluations_are_drawn(tmp_path: Path) -> None:
 
 
 def test_runs_of_the_offline_algorithms_are_known_by_their_files(tmp_path: Path) -> None:
-    quiet: dict[str, Any] = {"progress": "off", "tensorboard": False, "eval_episodes": 1}
+    quiet: dict[str, Any] = {"progress": "off", "eval_episodes": 1}
     run = ps.RunConfig(steps=64, dir=str(tmp_path / "t"), **quiet)
     teacher = ps.train(ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.SerialSampler(T=16, B=4), run))
     record(teacher.run_dir, tmp_path / "d", 4)

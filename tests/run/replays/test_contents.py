@@ -102,7 +102,7 @@ def test_a_dataset_has_the_whole_episodes(case: str, recorded: Get, tmp_path: Pa
 
 def test_nested_observations_are_named_by_their_path_and_stay_nested_in_a_dataset(tmp_path: Path) -> None:
     algo = ps.DQN(learning_starts=16, batch_size=8, replay=ps.ReplaySettings(capacity=100), net=ps.Net(hidden=(8,)))
-    settings = ps.RunConfig(steps=64, dir=str(tmp_path / "run"), progress="off", tensorboard=False, eval_episodes=0)
+    settings = ps.RunConfig(steps=64, dir=str(tmp_path / "run"), progress="off", eval_episodes=0)
     ps.train(ps.Experiment("penstock.envs.toy:BitFlip", algo, ps.SerialSampler(T, B), settings))
     found = ps.load_replay(tmp_path / "run")
     keys = {name.partition(".")[2] for name in found if name.startswith("obs.")}

@@ -44,9 +44,7 @@ class Slow(gym.Wrapper[Any, Any, Any, Any]):
 def experiment(folder: str, backend: Any, steps: int = 1_000_000) -> ps.Experiment:
     inner = ps.SerialSampler(8, 3)
     sampler = RunnerSampler(2, inner, backend, object_store_mb=80) if backend != "serial" else ps.SerialSampler(8, 6)
-    run = ps.RunConfig(
-        steps=steps, dir=folder, progress="off", tensorboard=False, checkpoint_interval=480, eval_episodes=2, keep=99
-    )
+    run = ps.RunConfig(steps=steps, dir=folder, progress="off", checkpoint_interval=480, eval_episodes=2, keep=99)
     return ps.Experiment("tests.samplers.runners.test_driver:Slow", ps.PPO(epochs=1, minibatch=16), sampler, run)
 
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 EXP = ps.Experiment(
     "CartPole-v1", ps.A2C(net=ps.Net(hidden=(8,))), ps.RunnerSampler(2, ps.SerialSampler(8, 2), "in-process"),
-    ps.RunConfig(seed=3, steps=10**6, progress="off", tensorboard=False),
+    ps.RunConfig(seed=3, steps=10**6, progress="off"),
 )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ if __name__ == "__main__":
     for settings in (gpu, ps.AsyncSampler(gpu)):
         settings.build("Own-v0").shutdown()
         print("known to", type(settings).__name__)
-    config = ps.RunConfig(steps=32, learners=2, dir=__file__ + ".run", progress="off", tensorboard=False)
+    config = ps.RunConfig(steps=32, learners=2, dir=__file__ + ".run", progress="off")
     ps.train(ps.Experiment("Own-v0", ps.A2C(), ps.SerialSampler(4, 2), config))
     print("known to learners")
 """

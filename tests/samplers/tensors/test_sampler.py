@@ -260,7 +260,7 @@ def test_runs_are_stored_evaluated_recorded_and_resumed(tmp_path: Any) -> None:
         env,
         ps.PPO(net=SMALL, epochs=1),
         ps.SerialSampler(16, 8),
-        ps.RunConfig(steps=1_000, eval_episodes=4, dir=tmp_path / "run", progress="off", tensorboard=False),
+        ps.RunConfig(steps=1_000, eval_episodes=4, dir=tmp_path / "run", progress="off"),
         env_kwargs=kwargs,
     )
     result = ps.train(exp)
