@@ -126,7 +126,7 @@ MUTATIONS = (
     Mutation("priorities with a sign", VALUES, "(q.detach() - target).abs()", "(q.detach() - target)", IN_DQN),
     Mutation("C51: the value after a terminal state counts", DQN, "reward, discount, agent.atoms)",
              "reward, discount.clamp(min=0.5), agent.atoms)", IN_DQN),
-    Mutation("C51: probabilities of the online action unnormalised", DQN, "chosen.log_softmax(-1))\n", "chosen)\n", IN_DQN),
+    Mutation("C51: probabilities of the online action unnormalised", DQN, "log_softmax(chosen))\n", "chosen)\n", IN_DQN),
     Mutation("C51: projection off by one", DISTRIBUTIONS, "out[:, 1:].scatter_add_(1, below, above_mass)",
              "out.scatter_add_(1, below, above_mass)", IN_DQN),
     Mutation("quantiles: both axes of the error swapped", DISTRIBUTIONS, "target.unsqueeze(1) - quantiles.unsqueeze(2)",
@@ -197,7 +197,7 @@ MUTATIONS = (
     Mutation("DDPG: the online actor chooses in targets", DDPG, "agent.target_point(following)", "agent.point(following)", IN_DDPG),
     Mutation("DDPG without importance weights", DDPG, 'x["target"], x.rows.get("weight"))', 'x["target"])', IN_DDPG),
     # Discrete SAC.
-    Mutation("discrete SAC: a sum without chances", DISCRETE, "value = (logp.exp() * (", "value = (1.0 * (", IN_DISCRETE),
+    Mutation("discrete SAC: a sum without chances", DISCRETE, "value = (exp(logp) * (", "value = (1.0 * (", IN_DISCRETE),
     Mutation("discrete SAC: entropy of masked actions wanted", "agents/discrete_control.py",
              "self.actions) if mask is None else mask.sum(-1).to(self.log_alpha.dtype)", "self.actions)", IN_DISCRETE),
     Mutation("discrete SAC: temperature with the wrong sign", DISCRETE, "(entropy - wanted)", "(wanted - entropy)", IN_DISCRETE),

@@ -161,15 +161,6 @@ def logp_and_values(agent: Agent, batch: SampleBatch) -> tuple[Tensor, Tensor]:
         return logp.reshape(T + 1, B)[:-1], value.reshape(T + 1, B)
 
 
-def log_probs(agent: Agent, batch: SampleBatch) -> Tensor:
-    """log pi(action | obs) [T, B] in nats of a whole batch, without gradient, in one forward."""
-    with torch.no_grad():
-        if batch.state is not None:
-            return output_of(agent, agent(batch.inputs_t, batch.state), "dist").log_prob(batch.action)
-        action = tree_map(lambda x: x.flatten(0, 1), batch.action)
-        return output_of(agent, agent(batch.inputs_t.flat(), None), "dist").log_prob(action).reshape(batch.valid.shape)
-
-
 def check_agent_members(agent: object) -> None:
     """Raises ConfigError that names the member of `Agent` that an object lacks, its signature, and a page."""
     if not isinstance(agent, Agent):

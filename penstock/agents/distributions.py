@@ -52,7 +52,7 @@ class Categorical:
     """One choice out of n, by inverse CDF of one uniform; a masked choice is never sampled."""
 
     def __init__(self, logits: Tensor, start: int = 0, mask: Tensor | None = None) -> None:
-        self._logits, self._mask, self._start = logits, mask, start
+        self._logits, self._mask, self.start = logits, mask, start
 
     @functools.cached_property
     def logp(self) -> Tensor:
@@ -62,16 +62,16 @@ class Categorical:
 
     def sample(self, noise: Tensor) -> Tensor:
         index = self._drawn(noise).squeeze(-1)
-        return index + self._start if self._start else index
+        return index + self.start if self.start else index
 
     def acted(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """[N] actions from uniforms [N, 1], the likeliest where there are none, and their log-probabilities [N]."""
         if heads.takes_rows(self._logits, noise) and self._logits.dim() == 2:
-            return heads.categorical(self._logits, self._mask, noise, self._start)
+            return heads.categorical(self._logits, self._mask, noise, self.start)
         index = self._drawn(noise) if noise is not None else self.logp.argmax(-1, keepdim=True)
         logp = self.logp.gather(-1, index).squeeze(-1)
         index = index.squeeze(-1)
-        return index + self._start if self._start else index, logp
+        return index + self.start if self.start else index, logp
 
     def _drawn(self, noise: Tensor) -> Tensor:
         """[..., 1] choices, counted from 0."""
@@ -82,10 +82,10 @@ class Categorical:
         return torch.searchsorted(cdf, noise.contiguous(), right=True).clamp_(max=self.logp.shape[-1] - 1)
 
     def mode(self) -> Tensor:
-        return self.logp.argmax(-1) + self._start
+        return self.logp.argmax(-1) + self.start
 
     def log_prob(self, action: Tensor) -> Tensor:
-        index = action.long() - self._start if self._start else action.long()
+        index = action.long() - self.start if self.start else action.long()
         return self.logp.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:

@@ -392,7 +392,7 @@ class Adam:
         else:
             params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
             torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        gradients = [_laid_out_as(p, p.grad) for p in params if p.grad is not None]
+        gradients = _gradients(params)
         if updates.takes(params):  # and with them gradients and moments
             counts = self._count if len(held) == len(self._count) else torch.stack(steps)
             own = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
@@ -465,7 +465,7 @@ class RMSprop(torch.optim.RMSprop):
             if not state:
                 state.update(step=torch.zeros(()), square_avg=torch.zeros_like(p, memory_format=torch.preserve_format))
             state["step"] += 1.0
-        gradients = [_laid_out_as(p, p.grad) for p in held if p.grad is not None]
+        gradients = _gradients(held)
         own = {key: group[key] for key in ("lr", "alpha", "eps", "weight_decay")}
         updates.rmsprop(held, gradients, [self.state[p]["square_avg"] for p in held], **own)
 
@@ -479,6 +479,10 @@ def _subnormals_flushed() -> Generator[None, None, None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [_laid_out_as(p, p.grad) for p in parameters if p.grad is not None]
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:

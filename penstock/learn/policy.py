@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock import ops
-from penstock.agents.agent import Agent, check_agent_members, log_probs
+from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.example_step import check_heads
 from penstock.agents.parameters import misfit, parameters_digest
 from penstock.agents.preparation import ObsNormalizer
@@ -58,6 +58,8 @@ _EVER = 1 << 62
 """More environment steps than any run has."""
 _OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
 """Options of parameter groups that come from the settings, not a stored state."""
+_ROUNDING = 1e-3
+"""Log-probabilities of one policy differ by less, whatever computed them."""
 _views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
 """A batch's leaves in containers, and the batch as tensors."""
 
@@ -325,13 +327,21 @@ class Policy:
     def _with_own_logp(self, batch: SampleBatch) -> SampleBatch:
         """The batch with the learner's own log-probabilities where the present parameters chose the action.
 
-        Ratios to them start at exactly 1, whatever computed the recorded ones while acting.
+        Ratios to them start at exactly 1, whatever computed the recorded ones while acting. One that differs by more
+        than rounding is of another policy, and stays.
         """
-        own = batch.valid & (batch.version == self.version)
-        if "logp" not in batch.info or not getattr(self.settings, "takes_stale", False) or not own.any():
+        fresh = batch.valid & (batch.version == self.version)
+        if "logp" not in batch.info or not getattr(self.settings, "takes_stale", False) or not fresh.any():
             return batch
-        logp = torch.where(own, log_probs(self.agent, batch), batch.info["logp"])
-        return replace(batch, info={**batch.info, "logp": logp})
+        flat = batch.state is None
+        with torch.no_grad():
+            found = self.agent(batch.inputs_t.flat() if flat else batch.inputs_t, batch.state)
+            if not hasattr(found, "dist"):  # of a forward that was replaced: it is the loss's to complain
+                return batch
+            action = tree_map(lambda x: x.flatten(0, 1), batch.action) if flat else batch.action
+            own, recorded = found.dist.log_prob(action).reshape(batch.valid.shape), batch.info["logp"]
+        alike = fresh & ((own - recorded).abs() < _ROUNDING)
+        return replace(batch, info={**batch.info, "logp": torch.where(alike, own, recorded)})
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless the loss has `stop`; the loss, None if skipped.

@@ -16,11 +16,18 @@ from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.learn.optimizers import Adam, adam, make_optimizer, rmsprop, scaled_groups, trainable
+from penstock.native import library
 
 
 def net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the native kernel, whose steps tests/native compares with torch's."""
+    monkeypatch.setattr(library, "found", None)
 
 
 def set_gradients(module: nn.Module, step: int, without: tuple[int, ...] = ()) -> None:
@@ -33,6 +40,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters()))
 
 
+@pytest.mark.usefixtures("by_torch")
 def test_adam_is_torchs_bit_for_bit():
     a, b = net(), net()
     ours, theirs = (
@@ -57,6 +65,7 @@ def test_the_first_step_is_lr_long():
     assert p.tolist() == pytest.approx([0.9, 1 + 0.1 * 0.01 / (0.01 + 1e-5), 1.0], rel=1e-5)
 
 
+@pytest.mark.usefixtures("by_torch")
 def test_a_parameter_without_a_gradient_stays_and_keeps_its_own_count_of_steps():
     """As torch's: a parameter that joins later is corrected for its own number of steps, not for everyone's."""
     a, b = net(), net()

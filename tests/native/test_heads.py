@@ -195,13 +195,15 @@ def test_the_first_ratio_is_exactly_one(net: dict[str, Any]) -> None:
         policy = ps.PPO(net=ps.Net(hidden=(24, 24), **net)).build(sampler.spec, seed=1)
         sampler.initialize(policy.agent)
         batch, _ = sampler.obtain_samples(0)
-        batch.info["logp"][1:] += 0.25  # as if something else had computed it
+        batch.info["logp"][1:] += 1e-4  # as if something else had computed it
+        batch.info["logp"][0] += 0.25  # as if another policy had acted
         data = policy.postprocess(as_tensors(batch, policy.device))
         inputs = data.inputs if policy.recurrent else data.inputs.flat()
         with torch.no_grad():
             logp = policy.agent(inputs, data.state).dist.log_prob(batch_actions(data, policy.recurrent))
         valid = torch.as_tensor(batch.valid)
-        assert torch.equal(logp.reshape(valid.shape)[valid], data["logp"][valid])
+        assert torch.equal(logp.reshape(valid.shape)[1:][valid[1:]], data["logp"][1:][valid[1:]])
+        assert torch.equal(data["logp"][0], torch.as_tensor(batch.info["logp"][0]))
         policy.version = 5  # the batch is of an earlier one: what was recorded counts
         recorded = policy.postprocess(as_tensors(batch, policy.device))["logp"]
         assert torch.equal(recorded, torch.as_tensor(batch.info["logp"]))

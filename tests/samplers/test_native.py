@@ -38,7 +38,7 @@ def test_the_contract(nested: bool, B: int, T: int):
 def cartpole(B: int, T: int, limit: int = 40, seed: int = 0) -> LiveSampler:
     env = partial(CartPoleVectorEnv, num_envs=B, max_episode_steps=limit)
     sampler = SerialSampler(T=T, B=B).build(EnvConfig(env), seed)
-    sampler.initialize(PPO().build(sampler.spec, 1).agent)
+    sampler.initialize(PPO().build(sampler.spec, 2).agent)
     return sampler
 
 
@@ -179,7 +179,7 @@ def test_the_contract_in_groups_that_take_turns(sampler: GpuSampler, nested: boo
 def test_groups_play_alike_under_one_seed_and_say_how_long_they_waited():
     def batches(seed: int) -> list[Any]:
         sampler = AlternatingSampler(T=9, B=6).build(EnvConfig(Halved), seed)
-        sampler.initialize(PPO().build(sampler.spec, 1).agent)
+        sampler.initialize(PPO().build(sampler.spec, 2).agent)
         found = [bits(sampler.obtain_samples(itr)[0]) for itr in range(3)]
         assert 0.0 < sampler.metrics()["sampler/env_wait"] < 1.0
         waited = sampler.metrics()
