@@ -18,7 +18,7 @@ BELOW = {
     "native": set(),
     "processes": {"core", "native"},
     "actors": {"core", "processes"},
-    "replay": {"core", "ops", "processes", "actors"},
+    "replay": {"core", "native", "ops", "processes", "actors"},
     "agents": {"core", "ops", "native"},
     "learn": {"core", "ops", "native", "agents", "replay"},
     "algos": {"core", "ops", "native", "agents", "learn", "replay"},

@@ -184,7 +184,7 @@ static int runs(const char *name)
 /* That of library.py. */
 API int version(void)
 {
-    return 2;
+    return 3;
 }
 
 /* Chooses the instructions of this name, or with "" the widest; returns the name, 0 if this processor lacks them. */
@@ -263,6 +263,56 @@ API void rmsprop(int count, float *const *parameter, const float *const *gradien
                  const long *size, double lr, double alpha, double eps, double decay)
 {
     kernel->rmsprop(count, parameter, gradient, square, size, lr, alpha, eps, decay);
+}
+
+/* Sum trees (penstock/replay/sum_tree.py), whose nodes have eight children. Levels are given from the leaves up. */
+
+/* Sets n leaves and the sums above them. `node` [n]: the leaves, written over. */
+API void tree_set(int levels, double *const *level, long n, int64_t *node, const double *value)
+{
+    for (long i = 0; i < n; i++)
+        level[0][node[i]] = value[i];
+    for (int l = 1; l < levels; l++)
+        for (long i = 0; i < n; i++) {
+            const double *x = level[l - 1] + 8 * (node[i] >>= 3);
+            level[l][node[i]] = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+        }
+}
+
+static long within(long at, long last)
+{
+    return at < 0 ? 0 : at > last ? last : at;
+}
+
+/* The leaves [n] at n cumulative sums, counted from 1, and their values. `before` [top + 2]: before[k + 1] is the sum of
+   the top's first k. `level`: each with a block of zeros before and behind, to which sums outside come. */
+API void tree_find(int levels, const double *const *level, const long *size, const double *before, long n,
+                   const double *mass, int64_t *node, double *value)
+{
+    for (long i = 0; i < n; i++) {
+        long low = 0, count = size[levels - 1] - 16 + 1;
+        while (count > 0) { /* the first of `before` but its own first that is larger */
+            long half = count >> 1, above = before[1 + low + half] > mass[i];
+            low = above ? low : low + half + 1;
+            count = above ? half : count - half - 1;
+        }
+        node[i] = low;
+        value[i] = mass[i] - before[low];
+    }
+    for (int l = levels - 2; l >= 0; l--)
+        for (long i = 0; i < n; i++) {
+            const double *x = level[l] + within(8 * node[i], size[l] - 8);
+            double rest = value[i];
+            int child = 0;
+            for (; child < 7 && !(rest - x[child] < 0.0); child++)
+                rest -= x[child];
+            node[i] = 8 * node[i] - 7 + child;
+            value[i] = rest;
+            if (l)
+                __builtin_prefetch(level[l - 1] + within(8 * node[i], size[l - 1] - 8));
+        }
+    for (long i = 0; i < n; i++)
+        value[i] = level[0][within(7 + node[i], size[0] - 1)];
 }
 
 /* Makes rows [rows, n], rows <= n, orthogonal and of length 1, in place (Gram-Schmidt, each row twice). */

@@ -11,7 +11,7 @@ from typing import Any
 VARIABLE = "PENSTOCK_NATIVE"
 """Environment variable: 0 turns the library off, also in all processes that are started, so that torch and numpy
 compute everything; avx512, avx2, neon or scalar choose instructions, for tests."""
-VERSION = 2
+VERSION = 3
 """Version of the order in which sums are made; libraries of one version give equal bits."""
 TORCH = "torch"
 """Name of what computes without the library."""
@@ -29,6 +29,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "squares": [_COUNT, _ADDRESS, _ADDRESS, _ADDRESS],
     "adam": [_COUNT, *([_ADDRESS] * 6), *([_DOUBLE] * 5), _COUNT],
     "rmsprop": [_COUNT, *([_ADDRESS] * 4), *([_DOUBLE] * 4)],
+    "tree_set": [_COUNT, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS],
+    "tree_find": [_COUNT, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS],
     "orthonormal": [_ADDRESS, _SIZE, _SIZE],
     "log_softmax": [_ADDRESS, _SIZE, _COUNT, _ADDRESS],
     "categorical": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, ctypes.c_int64, _ADDRESS, _ADDRESS],

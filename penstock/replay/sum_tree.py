@@ -10,12 +10,15 @@ cannot drift, and a tree that is loaded from its leaves draws the same bits.
 from __future__ import annotations
 
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ConfigError
 from penstock.core.memmap import chunks, releaser
+from penstock.native import library
+from penstock.native.trees import Levels
 
 TOP = 2048
 """Largest size of the top level: searching it costs as much as one more level over an eighth as many sums."""
@@ -87,6 +90,7 @@ class SumTree:
         self._stale = False
         self._total = 0.0
         self._space = _Workspace(0)
+        self._native = None if library.found is None or not depth else Levels(padded[::-1], self._before)
         # No sum of leaves below this can overflow.
         self._largest = float(np.finfo(np.float64).max) / (2 * leaves)
 
@@ -131,6 +135,10 @@ class SumTree:
         node, value = self._known(index), self._allowed(value)
         if node.shape != value.shape:
             raise ConfigError(f"SumTree.set: {node.shape} indices and {value.shape} values; expected as many")
+        self._stale = True
+        if self._native is not None:
+            self._native.set(node, value)
+            return
         self._leaves[node] = value
         space = self._space if self._space.n == len(node) else self._workspace(len(node))
         add = np.add
@@ -140,7 +148,6 @@ class SumTree:
             for left, right, out in space.adds:
                 add(left, right, out)
             sums[node] = space.sums
-        self._stale = True
 
     def set_range(self, start: int, values: NDArray[np.float64]) -> None:
         """Sets the leaves from start on to values, [n] float64. Raises as `set` does."""
@@ -177,9 +184,22 @@ class SumTree:
             raise ConfigError(f"SumTree: masses of shape {mass.shape}; expected [n]")
         if self._stale:
             self._accumulate()
+        if self._native is not None:
+            node, value = self._native.find(mass)
+        else:
+            node, value = self._find(mass)
+        np.subtract(node, _ONE, node)
+        if len(mass) and value.item(value.argmin()) == 0.0:
+            wrong = value == 0.0
+            node[wrong] = self._find_nonzero(mass[wrong])
+            value = self._leaves.take(node)
+        return node, value
+
+    def _find(self, mass: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The leaves, counted from 1, and their values; 0 for masses outside the tree."""
         space = self._space if self._space.n == len(mass) else self._workspace(len(mass))
-        subtract = np.subtract
         node = self._ends.searchsorted(mass, "right")  # counted from 1
+        subtract = np.subtract
         subtract(mass, self._before.take(node), space.rest)
         for blocks, (takes, bits, least) in zip(self._down, cycle(space.turns)):
             blocks.take(node, 0, space.blocks, "clip")
@@ -192,13 +212,7 @@ class SumTree:
             if blocks is not self._lowest:  # the remainder within a leaf is not needed
                 # As unsigned integers, negative floats are larger than all others: the least is the last not below 0.
                 np.minimum.reduce(bits, 0, out=least)
-        value = self._counted.take(node, None, None, "clip")
-        subtract(node, _ONE, node)
-        if len(mass) and value.item(value.argmin()) == 0.0:
-            wrong = value == 0.0
-            node[wrong] = self._find_nonzero(mass[wrong])
-            value = self._leaves.take(node)
-        return node, value
+        return node, self._counted.take(node, None, None, "clip")
 
     def _find_nonzero(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
         """`find` for masses outside the tree, and those that rounding carried out of a node to its right: only children
@@ -215,6 +229,9 @@ class SumTree:
             rest = rests[np.arange(len(rests)), child]
             node = FAN * node + child
         return node
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self._size, self._leaves.copy())  # in memory of its own
 
     def _within(self, mass: NDArray[np.float64]) -> NDArray[np.float64]:
         """The masses, all at least +0 and below the total."""
@@ -268,6 +285,12 @@ class SumTree:
             if least == 0.0:
                 value = value + 0.0  # -0.0 becomes +0.0
         return value
+
+
+def _rebuilt(leaves: int, values: NDArray[np.float64]) -> SumTree:
+    tree = SumTree(leaves)
+    tree.load(values)
+    return tree
 
 
 def _zeros(n: int) -> NDArray[np.float64]:
