@@ -6,7 +6,6 @@ and the tail of an array, which would make a row's bits depend on how many rows 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Protocol
 
@@ -53,12 +52,15 @@ class Categorical:
 
     def __init__(self, logits: Tensor, start: int = 0, mask: Tensor | None = None) -> None:
         self._logits, self._mask, self.start = logits, mask, start
+        self._logp: Tensor | None = None
 
-    @functools.cached_property
+    @property
     def logp(self) -> Tensor:
-        """[..., n] log-probabilities, about `MASKED` for masked choices."""
-        legal = self._logits if self._mask is None else self._logits.masked_fill(~self._mask.bool(), MASKED)
-        return log_softmax(legal)
+        """[..., n] log-probabilities, about `MASKED` for masked choices; acting by the kernel does without."""
+        if self._logp is None:
+            legal = self._logits if self._mask is None else self._logits.masked_fill(~self._mask.bool(), MASKED)
+            self._logp = log_softmax(legal)
+        return self._logp
 
     def sample(self, noise: Tensor) -> Tensor:
         index = self._drawn(noise).squeeze(-1)

@@ -79,10 +79,10 @@ def takes(x: Tensor) -> bool:
     """True if there is a library and it takes this tensor, whose operations run as they are called."""
     return (
         library.found is not None
+        and runs_directly()  # first: torch's compiler follows what comes after
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.dtype is torch.float32
         and x.is_cpu
-        and runs_directly()
     )
 
 
