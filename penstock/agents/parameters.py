@@ -19,7 +19,14 @@ Bytes = npt.NDArray[np.uint8]
 
 def agent_device(agent: Agent) -> torch.device:
     """The device of the agent's parameters; the CPU if it has none."""
-    return next((p.device for p in agent.parameters()), torch.device("cpu"))
+    modules: list[Any] = [agent]
+    while modules:  # `parameters()` takes ten times as long to find the first
+        held = modules.pop().__dict__
+        for p in held["_parameters"].values():
+            if p is not None:
+                return p.device
+        modules += [module for module in held["_modules"].values() if module is not None][::-1]
+    return torch.device("cpu")
 
 
 def require_device(name: str, setting: str) -> None:
