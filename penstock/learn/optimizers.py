@@ -235,7 +235,7 @@ def set_gradients(
     return norms
 
 
-def _norms_of(gradients: Sequence[Tensor], groups: Iterable[Sequence[int]], total: Tensor) -> list[float]:
+def _norms_of(gradients: list[Tensor], groups: Iterable[Sequence[int]], total: Tensor) -> list[float]:
     """The norm of each group of gradients, given by their numbers, and the loss last."""
     if updates.takes(gradients):
         squares = updates.squares(gradients)
