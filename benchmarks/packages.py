@@ -34,13 +34,14 @@ COMMANDS = [
 ]
 TRAINED = [
     ["train", "ppo", "--env", "CartPole-v1", "--preset", "none", "--run.steps", "2000", "--run.dir", "a"],
-    ["train", "ppo", "--env", "CartPole-v1", "--preset", "none", "--run.steps", "2000", "--run.dir", "b"]
-    + ["--sampler", "cpu", "--sampler.workers", "2"],
+    ["train", "ppo", "--env", "CartPole-v1", "--preset", "none", "--run.steps", "2000", "--run.dir", "b",
+     "--sampler", "cpu", "--sampler.workers", "2"],
     ["resume", "a", "--run.steps", "4000"],
     ["eval", "a", "--episodes", "2"],
     ["plot", "a", "b", "--out", "x.png"],
+    ["plot", "a", "b", "--table", "md"],
     ["runs", "."],
-]
+]  # fmt: skip
 NATIVE = "from penstock.native.library import found, why; assert found is not None, why(); print(why())"
 MODULES = (
     "import compileall, penstock, sys; sys.exit(not compileall.compile_dir(penstock.__path__[0], quiet=1, force=1))"
