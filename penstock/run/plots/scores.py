@@ -25,7 +25,7 @@ from penstock.run.plots.bands import (
 )
 from penstock.run.plots.curve_sets import named_curves
 from penstock.run.plots.curves import Curve
-from penstock.run.plots.looks import FAINT, FEW, INK, curve_look, escaped, legend, marks_every, picture, plain_axes
+from penstock.run.plots.looks import FEW, INK, curve_look, escaped, legend, marks_every, picture, plain_axes
 
 _MOST = 12
 """Curves whose pairs are compared."""
@@ -185,9 +185,9 @@ def draw_improvements(curves: Sequence[tuple[str, list[Curve]]], label: str) -> 
         axes.set_ylim(len(pairs) - 0.4, -0.6)
         axes.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
         axes.set_xlim(-0.02, 1.02)
-        axes.set_xlabel(f"P(X > Y), {label[:1].lower()}{label[1:]}")
+        axes.set_xlabel(f"{label}\nP(X > Y), with its 95% bootstrap interval")
         plain_axes(axes)
-        axes.yaxis.grid(False, color=FAINT)
+        axes.yaxis.grid(False)
     return figure
 
 
