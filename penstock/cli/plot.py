@@ -54,25 +54,26 @@ def run(argv: list[str]) -> int:
     for option, given in (("--x", args.x), ("--out", args.out), ("--kind", args.kind != "curves")):
         if args.table is not None and given:
             raise ConfigError(f"{option} is of a picture, and --table draws none; leave one of them out")
+    from penstock.run.plots.run_table import run_dirs  # it loads numpy, which help does not need
+
+    runs = [run for path in args.runs for run in run_dirs(Path(path))]
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("default")
         if args.table is not None:
-            from penstock.run.plots.scores import score_table  # it loads numpy, which help does not need
+            from penstock.run.plots.scores import score_table
 
-            print(score_table(args.runs, args.metric, args.smooth, args.table))
+            print(score_table(runs, args.metric, args.smooth, args.table))
         else:
-            _draw(args)
+            _draw(args, runs)
     for remark in remarks:
         print(f"penstock: {remark.message}", file=sys.stderr)
     return 0
 
 
-def _draw(args: Any) -> None:
+def _draw(args: Any, runs: list[Path]) -> None:
     from penstock.run.plots.curve_sets import usual_metric
     from penstock.run.plots.figure import plot_runs
-    from penstock.run.plots.run_table import run_dirs
 
-    runs = [run for path in args.runs for run in run_dirs(Path(path))]
     first = Path(args.runs[0])  # of a train with --seeds, which lie beside it, it need not exist
     folder = first / "plots" if os.path.exists(first) else first.with_name(f"{first.name}-plots")
     metric = args.metric or usual_metric(runs)
