@@ -6,6 +6,7 @@ source archives have one sha256 however often they are built: all times in them 
 
 import gzip
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -27,6 +28,10 @@ class PlainLibrary(build_ext):
 
 class PlatformWheel(bdist_wheel):
     """A wheel for any Python 3 of this platform, without the masks of the machine that builds it."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.get_finalized_command("build").build_base, ignore_errors=True)  # files of an earlier state
+        super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
