@@ -11,8 +11,8 @@ from typing import Any
 from penstock.cli.options import Parser, whole_number
 from penstock.core.errors import ConfigError
 
-_DESCRIPTION = """Draws runs, over steps and over wall time. Seeds of one environment, algorithm and settings become one curve:
-their interquartile mean with a 95% bootstrap band.
+_DESCRIPTION = """Draws runs over steps and over wall time. Seeds of one environment, algorithm and settings become one
+curve: their interquartile mean with a 95% bootstrap band.
 
   penstock plot runs/a runs/b --out curves.png
   penstock plot runs --x updates --metric train/value_loss --smooth 5

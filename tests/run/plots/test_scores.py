@@ -31,6 +31,8 @@ def test_table_by_hand(tmp_path: Path) -> None:
     assert cells[3][:5] + cells[3][6:] == ["E_1", "ppo", "4", "10,000", "25", "40", "40.8"]  # IQM: (20 + 30) / 2
     # Pairs of ppo and dqn: 10 loses to 20 and ties 10, 20 ties 20 and wins once, 30 and 100 win twice: 6 of 8.
     assert cells[6][:4] == ["ppo", "dqn", "1", "0.75"]
+    low, high = map(float, cells[6][4].split(" to "))
+    assert 0 <= low < 0.75 < high == 1
     lines = score_table([tmp_path / "runs" / "E_1dqn0"]).splitlines()
     assert lines[-1] == "| E_1 | dqn | 1 | 10,000 | 20 | - | 20 | - |"
 
