@@ -1,16 +1,66 @@
-"""Builds the native kernel where there is a C compiler; without one, penstock computes by torch and numpy alone."""
+"""Builds the native kernel where there is a C compiler; without one, penstock computes by torch and numpy alone.
+
+The kernel is a plain shared library, opened by ctypes, so one wheel of a platform serves every Python. Wheels and
+source archives have one sha256 however often they are built: all times in them are SOURCE_DATE_EPOCH.
+"""
+
+import gzip
+import os
+import shutil
+import tarfile
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0"]
+EPOCH = int(os.environ.setdefault("SOURCE_DATE_EPOCH", "1767225600"))
+
+
+class PlainLibrary(build_ext):
+    """Names the library without the version of Python that built it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', os.sep)}.so"
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for any Python 3 of this platform, without the masks of the machine that builds it."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.get_finalized_command("build").build_base, ignore_errors=True)  # files of an earlier state
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+    def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:  # the last file before all are packed
+        super().write_wheelfile(wheelfile_base, *args)
+        for path in Path(self.bdist_dir).rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+class SortedArchive(sdist):
+    """A source archive without the times, owners and masks of the machine that makes it."""
+
+    def make_archive(self, base_name: str, format: str, root_dir=None, base_dir=None, owner=None, group=None) -> str:
+        def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = EPOCH, 0, 0, "", ""
+            entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+            return entry
+
+        path = Path(f"{base_name}.tar.gz")
+        with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=EPOCH) as packed:
+            with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                archive.add(base_dir, filter=plain)
+        return str(path)
+
 
 setup(
     ext_modules=[
-        Extension(
-            "penstock.native._kernel",
-            ["penstock/native/kernel.c"],
-            extra_compile_args=FLAGS,
-            optional=True,
-        )
-    ]
+        Extension("penstock.native._kernel", ["penstock/native/kernel.c"], extra_compile_args=FLAGS, optional=True)
+    ],
+    cmdclass={"build_ext": PlainLibrary, "bdist_wheel": PlatformWheel, "sdist": SortedArchive},
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import array
-import fcntl
 import mmap
 import os
 import socket
 import struct
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,10 +16,14 @@ import numpy as np
 
 from penstock.processes.descriptors import write_all
 
+if sys.platform == "linux":
+    import fcntl
+
+    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
 _HEAD = struct.Struct("<QQ?")
 """Number of the call, bytes of the body, and whether they lie in the first descriptor."""
 _INLINE_BYTES = 32 << 10
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MAX_FDS = 250
 """Linux lets a message carry 253."""
 

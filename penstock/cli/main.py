@@ -30,6 +30,7 @@ COMMANDS = {
     "view": "show runs in the browser, live",
     "envs": "list environment ids",
     "algos": "list algorithms and their presets",
+    "completion": "print a script with which a shell completes all this",
     "doctor": "say what this machine has, and whether it keeps the promises",
 }
 
@@ -78,7 +79,7 @@ def _ended(args: list[str]) -> int:
 
 def _carry_out(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        lines = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
+        lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
         print(_HELP.format(commands=lines), end="")
         return 0
     if args[0] in ("-V", "--version"):

@@ -56,17 +56,17 @@ def loaded() -> tuple[Any, str]:
     asked = os.environ.get(VARIABLE, "1")
     if asked == "0":
         return None, f"{VARIABLE}=0 turns it off"
-    files = sorted(Path(__file__).parent.glob("_kernel*.so"))
-    if not files:
+    file = Path(__file__).with_name("_kernel.so")
+    if not file.exists():
         return None, "it was not built: the installation found no C compiler"
     try:
-        library = ctypes.CDLL(str(files[0]))
+        library = ctypes.CDLL(str(file))
         if library.version() != VERSION:
-            return None, f"{files[0].name} was built from another version: install penstock again"
+            return None, f"{file.name} was built from another version: install penstock again"
         library.choose.restype = ctypes.c_char_p
         chosen = library.choose(("" if asked in ("", "1") else asked).encode())
     except (OSError, AttributeError) as error:
-        return None, f"{files[0].name} cannot be loaded, install penstock again: {error}"
+        return None, f"{file.name} cannot be loaded, install penstock again: {error}"
     if chosen is None:
         return None, f"this processor lacks {'fused multiply-add' if asked in ('', '1') else asked}"
     for name, arguments in _ARGUMENTS.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 
-resource: Any = importlib.import_module("resource") if os.name == "posix" else None
+resource: Any = importlib.import_module("resource") if sys.platform != "win32" else None
 """Windows has no such module, and no child processes of ours."""
 
 _SHARED = 32
@@ -24,10 +24,16 @@ _HINTS = {
 }
 
 
+def why_no_children() -> str:
+    """The reason why child processes of ours cannot work here; "" where they can."""
+    can = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")
+    return "" if can else f"worker processes need Linux 5.3 or newer; this is {sys.platform}"
+
+
 def require_linux(cure: str = "use SerialSampler, which works everywhere") -> None:
     """Raises ConfigError where child processes of ours cannot work."""
-    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(os, "eventfd")):
-        raise ConfigError(f"worker processes need Linux 5.3 or newer; this is {sys.platform}: {cure}")
+    if why := why_no_children():
+        raise ConfigError(f"{why}: {cure}")
 
 
 def require_room(children: int, setting: str, each: int, fewest: str) -> None:

@@ -70,6 +70,7 @@ def _array(folder: Path | None, shape: tuple[int, ...], dtype: np.dtype[np.gener
         return np.zeros(shape, dtype)
     size = max(1, math.prod(shape) * dtype.itemsize)
     with tempfile.TemporaryFile(dir=folder) as file:
-        # Taken now: a disk that fills up under a mapped file kills the process.
-        os.posix_fallocate(file.fileno(), 0, size)
+        if hasattr(os, "posix_fallocate"):  # elsewhere numpy makes the file as long, and `reserve` has looked for room
+            # Taken now: a disk that fills up under a mapped file kills the process.
+            os.posix_fallocate(file.fileno(), 0, size)
         return np.memmap(file, dtype, "r+", shape=shape)

@@ -21,7 +21,7 @@ from penstock.envs.pools.messages import last
 from penstock.envs.pools.settings import CLOSING, MAKING, RESETTING, STEPPING
 from penstock.envs.seats import AgentSpecs
 from penstock.envs.shutdown import close_env
-from penstock.processes.limits import require_linux
+from penstock.processes.limits import why_no_children
 from penstock.processes.serialization import ship, unship
 from penstock.workers import control
 from penstock.workers.faults import Fault, Faults
@@ -45,8 +45,8 @@ class Check:
 def check_apart(env: EnvConfig | str | Callable[..., Any], seed: int = 0, settings: Any = None) -> EnvReport:
     """The report of `check_env`, which plays in a process of its own; with `render_mode="rgb_array"` that renders too.
 
-    An environment that cannot be sent to another process, or a system without worker processes: it plays here, and a
-    warning says so. Another one tells of wrappers that remember more than an episode.
+    An environment that cannot be sent to another process plays here, and a warning says so; on a system without worker
+    processes each does. Another warning tells of wrappers that remember more than an episode.
 
     Args:
         settings: of a sampler, whose `step_timeout_s` and `start_timeout_s` end a call that hangs.
@@ -62,10 +62,8 @@ def check_apart(env: EnvConfig | str | Callable[..., Any], seed: int = 0, settin
 
 
 def _checked(config: EnvConfig, seed: int, settings: Any) -> EnvReport:
-    try:
-        require_linux()
-    except ConfigError as error:
-        return _here(config, seed, str(error).partition(":")[0])
+    if why_no_children():  # the run will step it in this process as well
+        return check_env(config, seed=seed)
     try:
         parts = ship((config, entries_to_ship(config.name)), "it", path=False)
     except ConfigError as error:

@@ -22,6 +22,19 @@ def test_plot(cli: Cli, trained: Path, tmp_path: Path) -> None:
     assert "did you mean 'train/value_loss'" in said.err
 
 
+def test_plot_prints_tables_and_draws_what_is_asked_for(cli: Cli, trained: Path) -> None:
+    run = str(trained)
+    said = cli("plot", run, "--table", "md")
+    assert said.code == 0 and said.out.startswith("rollout/ep_rew_mean, last values:\n\n| environment | curve |")
+    assert "\\end{tabular}" in cli("plot", run, "--table", "latex", "--smooth", "3").out
+    assert cli("plot", run, "--x", "updates", "--out", "u.svg").code == 0
+    assert "Updates" in Path("u.svg").read_text() and "Wall time" not in Path("u.svg").read_text()
+    assert cli("plot", run, "--kind", "profiles").out == f"{run}/plots/rollout-ep_rew_mean-profiles.png\n"
+    for words in (("--x", "wall"), ("--out", "x.png"), ("--kind", "profiles")):
+        said = cli("plot", run, "--table", "md", *words)
+        assert (said.code, f"{words[0]} is of a picture" in said.err) == (2, True)
+
+
 def test_plot_names_what_is_no_run_and_remarks_on_one_without_the_metric(
     cli: Cli, trained: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from penstock.core.files import write_atomic
 from penstock.core.machine import allowed_cpus, cpu_quota
 from penstock.core.spec import EnvSpec
 from penstock.learn.policy_set import AnyPolicy, PolicySet
+from penstock.processes.limits import why_no_children
 from penstock.run.bench.search import (
     SECONDS,
     BenchmarkResult,
@@ -42,10 +43,13 @@ _SETTINGS = {"name", "workers", "groups"}
 def auto_sampler(plan: Plan) -> Synchronous:
     """The settings of the fastest sampler for a plan here: from the cache, or measured and cached.
 
-    T, B and all else that concerns the batches are those of the plan's sampler. Only
-    samplers that act where the agent learns are tried, so the choice changes nothing but speed.
+    T, B and all else that concerns the batches are those of the plan's sampler. Only samplers that act where the
+    agent learns are tried, so the choice changes nothing but speed. Where no worker processes can be, it is serial.
     """
     exp, base = plan.exp, base_sampler(plan.exp)
+    if why := why_no_children():
+        _say(exp, f"sampler: serial; {why}")
+        return base
     key = _key(exp, base, _network(plan.make_policy()))
     found = None if key is None else _read(cache_path(key), key)
     if key is not None and found is not None:

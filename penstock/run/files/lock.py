@@ -16,8 +16,13 @@ import psutil
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.files import NO_SURPRISE, read_stored, require_plain_tree
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
+
+_AT = 1 << 30
+"""Offset of the byte that Windows locks, behind the text: a locked byte can be read by its holder alone."""
 
 
 class RunLock:
@@ -48,9 +53,10 @@ class RunLock:
                     "written: remove it"
                 )
             self._lock(fd)
-            if os.pread(fd, 1, 0) not in (b"", b"{"):
+            if os.read(fd, 1) not in (b"", b"{"):
                 raise CheckpointError(f"{self._path} holds something else than a lock; nothing was written: remove it")
             os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
             os.write(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         except OSError as error:
             os.close(fd)
@@ -68,17 +74,23 @@ class RunLock:
             return
         fd, self._fd = self._fd, None
         os.ftruncate(fd, 0)
-        if sys.platform != "win32":
+        if sys.platform == "win32":
+            os.lseek(fd, _AT, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+        else:
             # A forked child shares the lock through its copy of the descriptor: closing ours would not free it.
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
     def _lock(self, fd: int) -> None:
-        if sys.platform == "win32":
-            return
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if sys.platform == "win32":
+                os.lseek(fd, _AT, os.SEEK_SET)
+                msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+                os.lseek(fd, 0, os.SEEK_SET)
+            else:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # PermissionError: msvcrt's
             raise ConfigError(
                 f"{self._path.parent} is in use by {_holder(fd)}; stop that process first, or choose another directory"
             ) from None
@@ -108,7 +120,8 @@ def is_training(run_dir: Path) -> bool | None:
 
 def _holder(fd: int) -> str:
     try:
-        text = json.loads(os.pread(fd, 4096, 0))
+        os.lseek(fd, 0, os.SEEK_SET)
+        text = json.loads(os.read(fd, 4096))
         return f"pid {text['pid']} on {text['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

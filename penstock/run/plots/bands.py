@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,13 @@ def interquartile_mean(x: npt.NDArray[Any], axis: int = 0) -> Floats:
 
 
 def bootstrap_band(
-    x: npt.NDArray[Any], level: float = 0.95, resamples: int = 2000, seed: int = 0
+    x: npt.NDArray[Any],
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    statistic: Callable[..., Floats] = interquartile_mean,
 ) -> tuple[Floats, Floats]:
-    """Lower and upper end, each [G], of the percentile bootstrap interval of the interquartile mean of x [runs, G].
+    """Lower and upper end, each [G], of the percentile bootstrap interval of a statistic of x [runs, G] along `axis`.
 
     Runs are resampled with replacement as whole curves: with one task, the stratified bootstrap of Agarwal et al.
     2021 (section 4.1). The same seed gives the same band.
@@ -50,9 +54,42 @@ def bootstrap_band(
     width = max(1, _CHUNK // (resamples * n))
     for start in range(0, points, width):
         part = slice(start, start + width)
-        means = interquartile_mean(x[:, part][picks], axis=1)
+        means = statistic(x[:, part][picks], axis=1)
         low[part], high[part] = np.percentile(means, [tail, 100 - tail], axis=0)
     return low, high
+
+
+def performance_profile(scores: Floats, levels: Floats) -> tuple[Floats, Floats, Floats]:
+    """The share of runs [G] whose score exceeds each level (Agarwal et al. 2021, equation 1), and the ends of its band.
+
+    Args:
+        scores: [runs] float64. levels: [G] float64.
+    """
+    above = scores[:, None] > levels
+    return above.mean(axis=0), *bootstrap_band(above, statistic=np.mean)
+
+
+def probability_of_improvement(
+    tasks: Sequence[tuple[Floats, Floats]], resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """P(X > Y), the chance that a run of X scores more than one of Y, and the ends of its 95% bootstrap interval.
+
+    Agarwal et al. 2021, section 4.3: the mean over tasks of the Mann-Whitney statistic divided by the count of pairs,
+    in which a tie is half a win. Runs of each task and side are resampled by themselves (stratified bootstrap).
+
+    Args:
+        tasks: scores ([n] of X, [m] of Y) for each task.
+    """
+    draw = generator(seed, Purpose.BOOTSTRAP)
+    means: list[float] = []
+    resampled = np.zeros(resamples)
+    for x, y in tasks:
+        wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
+        means.append(float(wins.mean()))
+        of_x, of_y = (draw.integers(0, len(side), size=(resamples, len(side))) for side in (x, y))
+        resampled += wins[of_x[:, :, None], of_y[:, None, :]].mean(axis=(1, 2)) / len(tasks)
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return float(np.mean(means)), float(low), float(high)
 
 
 def common_grid(curves: Sequence[tuple[Floats, Floats]], points: int = 200) -> tuple[Floats, Floats] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from penstock.run.plots.curve_groups import Identity, identify
 Points = Callable[[str], Floats]
 """Step and value of each row in which a metric is finite, [N, 2] float64, in the order of writing."""
 EVAL = "eval/mean_reward"
-TIME = "time/time_elapsed"
+TIME, UPDATES = "time/time_elapsed", "train/n_updates"
 _EVALUATED = {"rollout/ep_rew_mean": EVAL, "rollout/ep_len_mean": "eval/mean_ep_length"}
 
 
@@ -31,6 +31,8 @@ class Series:
     """[N] float64, wall time since the start; NaN where the run did not record it."""
     values: Floats
     """[N] float64."""
+    updates: Floats
+    """[N] float64, the updates of the policy until then; NaN where the run did not record them."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -59,27 +61,44 @@ def read_curves(run_dir: Path, metric: str) -> list[Curve]:
     """
     rows = read_metrics(run_dir)
     keys = dict.fromkeys(key for row in rows for key in row)
-    return curves_of(identify(run_dir), lambda key: _points(rows, key), metric, keys)
+    return curves_of(identify(run_dir), lambda key: _points(rows, key), metric, keys, updates=True)
+
+
+def smoothed(series: Series, window: int) -> Series:
+    """The series with each value replaced by the mean of the last `window` values up to it."""
+    sums = np.concatenate([[0.0], np.cumsum(series.values)])
+    ends = np.arange(1, len(sums))
+    starts = np.maximum(ends - window, 0)
+    return replace(series, values=(sums[ends] - sums[starts]) / (ends - starts))
 
 
 def curves_of(
-    of: Identity, points: Points, metric: str, keys: Iterable[str], timed: bool = True, evaluated: bool = True
+    of: Identity,
+    points: Points,
+    metric: str,
+    keys: Iterable[str],
+    timed: bool = True,
+    evaluated: bool = True,
+    updates: bool = False,
 ) -> list[Curve]:
     """What `read_curves` returns, of a run whose rows have these keys.
 
     Args:
         timed: read the wall time too; without it, `seconds` are NaN.
         evaluated: read the evaluations too; without them, `evals` is empty.
+        updates: read the count of updates too; without it, `updates` are NaN.
     """
 
     def curve(policy: str | None) -> Curve:
-        own, played = (name if not policy else _of_policy(name, policy) for name in (metric, EVAL))
-        evals = _series(points, played if evaluated else "", timed)
+        own, played, count = (name if not policy else _of_policy(name, policy) for name in (metric, EVAL, UPDATES))
+
+        def series(key: str) -> Series:
+            return _series(points, key, TIME if timed else "", count if updates else "")
+
+        evals = series(played if evaluated else "")
         if of.offline and own.startswith("rollout/"):
-            return Curve(
-                of, _series(points, _EVALUATED.get(own, ""), timed), evals, _series(points, own, timed), policy
-            )
-        return Curve(of, _series(points, own, timed), evals, _series(points, "", timed), policy)
+            return Curve(of, series(_EVALUATED.get(own, "")), evals, series(own), policy)
+        return Curve(of, series(own), evals, series(""), policy)
 
     curves = [own for policy in _policies(keys) if len((own := curve(policy)).own)]
     joint = curve("" if curves else None)
@@ -118,14 +137,17 @@ def _of_policy(metric: str, policy: str) -> str:
     return f"{kind}/{policy}/{name}"
 
 
-def _series(points: Points, key: str, timed: bool) -> Series:
-    """The points of one metric; rows of evaluations may lack the time, which is interpolated from their steps."""
+def _series(points: Points, key: str, time: str, updates: str) -> Series:
+    """The points of one metric; rows of evaluations may lack time and updates, interpolated from their steps."""
     found = points(key) if key else np.empty((0, 2))
     found = found[np.argsort(found[:, 0], kind="stable")]  # evaluations beside training are logged after later rows
-    seconds = np.full(len(found), math.nan)
-    if timed and len(found) and len(times := points(TIME)):
-        seconds = np.interp(found[:, 0], times[:, 0], times[:, 1])
-    return Series(found[:, 0], seconds, found[:, 1])
+
+    def beside(name: str) -> Floats:
+        if name and len(found) and len(known := points(name)):
+            return np.interp(found[:, 0], known[:, 0], known[:, 1])
+        return np.full(len(found), math.nan)
+
+    return Series(found[:, 0], beside(time), found[:, 1], beside(updates))
 
 
 def _points(rows: list[dict[str, float]], key: str) -> Floats:

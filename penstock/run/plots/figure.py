@@ -1,39 +1,36 @@
-"""Picture of learning curves, over steps and over wall time; seeds are summed up as one curve."""
+"""Picture of learning curves, over steps, wall time or updates; seeds are summed up as one curve."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import ConfigError
 from penstock.core.machine import counted
-from penstock.run.files.stored_experiment import as_checkpoint_error, require_plain_run
-from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.bands import Floats, bootstrap_band, common_grid, interquartile_mean
-from penstock.run.plots.curve_groups import by_number, curve_names
-from penstock.run.plots.curves import Curve, Series, read_curves, without_copies
+from penstock.run.plots.curve_sets import RETURN, named_curves
+from penstock.run.plots.curves import Curve, Series
 from penstock.run.plots.looks import (
     DATA,
     EVALUATION,
-    FAINT,
     FEW,
     INK,
     NEUTRAL,
-    STYLE,
     curve_look,
     escaped,
     legend,
     marks_every,
+    picture,
+    plain_axes,
     require_matplotlib,
 )
-from penstock.run.plots.run_table import run_dirs as find_run_dirs
+from penstock.run.plots.scores import draw_improvements, draw_profiles
 
-_RETURN, _ELO = "rollout/ep_rew_mean", "self_play/elo"
+Kind = Literal["curves", "profiles", "improvement"]
+X = Literal["steps", "wall", "updates"]
 _SUFFIXES = (".png", ".pdf", ".svg")
 _LABELS = {
     "rollout/ep_rew_mean": "Return (mean of recent episodes)",
@@ -48,23 +45,39 @@ _OFFLINE_LABELS = {
     "rollout/ep_len_mean": ("Episode length in evaluation (mean)", "Episode length (learned from data: in evaluation)"),
 }
 """Labels where all runs learn from a dataset, and where only some do."""
-_DPI, _DPI_SHOWN = 160, 80
-"""Dots per inch of a picture that is written to disk, and of one that a notebook shows."""
+_DPI = 160
+"""Dots per inch of a picture that is written to disk."""
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def usual_metric(run_dirs: Sequence[Path]) -> str:
-    """The mean return; where all runs are of self-play main's Elo, as the return of both sides of a game is 0."""
-    rated = [any(_ELO in row for row in read_metrics(Path(d))) for d in run_dirs if (Path(d) / JSONL).is_file()]
-    return _ELO if rated and all(rated) else _RETURN
-
-
 @overload
-def plot_runs(run_dirs: str | Path | Sequence[str | Path], out: None = None, metric: str | None = None) -> Any: ...
-@overload
-def plot_runs(run_dirs: str | Path | Sequence[str | Path], out: str | Path, metric: str | None = None) -> Path: ...
 def plot_runs(
-    run_dirs: str | Path | Sequence[str | Path], out: str | Path | None = None, metric: str | None = None
+    run_dirs: str | Path | Sequence[str | Path],
+    out: None = None,
+    metric: str | None = None,
+    *,
+    x: X | None = None,
+    smooth: int = 1,
+    kind: Kind = "curves",
+) -> Any: ...
+@overload
+def plot_runs(
+    run_dirs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    metric: str | None = None,
+    *,
+    x: X | None = None,
+    smooth: int = 1,
+    kind: Kind = "curves",
+) -> Path: ...
+def plot_runs(
+    run_dirs: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    metric: str | None = None,
+    *,
+    x: X | None = None,
+    smooth: int = 1,
+    kind: Kind = "curves",
 ) -> Any:
     """Draws `metric` over environment steps and over wall time, side by side; returns the picture's path.
 
@@ -81,48 +94,30 @@ def plot_runs(
         run_dirs: runs, or folders that hold some, as `runs` finds them.
         out: ends in .png, .pdf or .svg; its directory is made if absent. None: nothing is written.
         metric: of metrics.jsonl; None: rollout/ep_rew_mean, of runs of self-play self_play/elo.
+        x: steps, wall or updates: one picture over that, instead of two.
+        smooth: each value becomes the mean of so many rows, of those up to it.
+        kind: curves; or, of the last value of each run, profiles: the share of runs that exceed a level; improvement:
+            how often one curve's runs are better than another's.
 
     Raises:
         MissingExtraError: matplotlib is not installed. ConfigError: a directory holds no run, none has a row with
-            `metric`, or another suffix.
+            `metric`, another suffix, or arguments that do not fit.
     """
     require_matplotlib()
-    given, out = [run_dirs] if isinstance(run_dirs, (str, Path)) else run_dirs, None if out is None else Path(out)
+    out = None if out is None else Path(out)
     if out is not None and out.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"plot path {out}; expected a name that ends in {', '.join(_SUFFIXES)}")
-    run_dirs = [run for path in given for run in find_run_dirs(Path(path))]
-    metric = usual_metric(run_dirs) if metric is None else metric
-    groups: dict[tuple[str, str, str], dict[str | None, list[Curve]]] = {}
-    without: list[str] = []
-    for run_dir in dict.fromkeys(Path(d).resolve() for d in run_dirs):
-        require_plain_run(run_dir)
-        with as_checkpoint_error(run_dir / JSONL):
-            found = read_curves(run_dir, metric)
-        for curve in found:
-            groups.setdefault(curve.of.group, {}).setdefault(curve.policy, []).append(curve)
-        if not found:
-            without.append(str(run_dir))
-    copies: dict[str, None] = {}
-    for parts in groups.values():
-        for policy, runs in parts.items():
-            parts[policy], again = without_copies(runs)
-            copies |= dict.fromkeys(str(run.of.run_dir) for run in again)
-    if copies:
-        warnings.warn(
-            f"left out, the same run as another one, with its seed and values: {', '.join(copies)}", stacklevel=2
-        )
-    if not groups:
-        looked = ", ".join(str(Path(d) / JSONL) for d in run_dirs) or "no directory at all"
-        raise ConfigError(f"nothing to plot: no row with {metric!r} in {looked}; {_other(metric, run_dirs)}")
-    if without:
-        warnings.warn(f"left out, without a row with {metric!r}: {', '.join(without)}", stacklevel=2)
-    names = curve_names([next(iter(parts.values()))[0].of for parts in groups.values()])
-    curves = [
-        (name if policy is None else f"{name}, {policy or 'all agents'}", runs)
-        for name, parts in sorted(zip(names, groups.values()), key=lambda group: by_number(group[0]))
-        for policy, runs in parts.items()
-    ]
-    figure = _draw(curves, metric)
+    for name, value, known in (("kind", kind, get_args(Kind)), ("x", x, (None, *get_args(X)))):
+        if value not in known:
+            raise ConfigError(f"{name}={value!r}; expected {', '.join(map(repr, known))}")
+    if x is not None and kind != "curves":
+        raise ConfigError(f"x={x!r} is of curves; kind={kind!r} shows last values alone")
+    metric, curves = named_curves(run_dirs, metric, smooth)
+    label = _value_label(metric, {run.of.offline for _, runs in curves for run in runs})
+    if kind == "curves":
+        figure = _draw(curves, metric, label, get_args(X)[:2] if x is None else (x,))
+    else:
+        figure = (draw_profiles if kind == "profiles" else draw_improvements)(curves, label)
     if out is None:
         return figure
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -130,61 +125,40 @@ def plot_runs(
     return out
 
 
-def _other(metric: str, run_dirs: Sequence[Path]) -> str:
-    """A hint at the metric that was meant, of those that the runs have."""
-    known = {name for run_dir in run_dirs for row in read_metrics(run_dir) for name in row if "/" in name}
-    return nearest(metric, known) if known else "give run directories, or folders that hold some"
-
-
-def _draw(curves: list[tuple[str, list[Curve]]], metric: str) -> Any:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    class Picture(Figure):
-        """A figure that a notebook shows without pyplot, and that is saved in this style anywhere."""
-
-        def savefig(self, *args: Any, **kwargs: Any) -> None:
-            with rc_context(style):
-                super().savefig(*args, **kwargs)
-
-        def _repr_png_(self) -> bytes:
-            file = io.BytesIO()
-            self.savefig(file, format="png", dpi=_DPI_SHOWN)
-            return file.getvalue()
-
+def _draw(curves: list[tuple[str, list[Curve]]], metric: str, label: str, over: Sequence[X]) -> Any:
     every = [run for _, runs in curves for run in runs]
     envs, panels = {run.of.env for run in every}, list(dict.fromkeys(run.of.panel for run in every))
     longest = max(_last(points.seconds) for run in every for points in (run.own, run.data))
     unit, unit_name = next(((u, name) for u, name in _UNITS if longest >= 2 * u), _UNITS[-1])
-    style: Any = {**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}
-    with rc_context(style):
-        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07, wspace=0.04)  # else texts touch, or touch the border
-        figure = Picture(figsize=(10.5, 4.2 if len(panels) == 1 else 3.4 * len(panels)), layout=layout)
-        FigureCanvasAgg(figure)
-        rows = dict(zip(panels, figure.subplots(len(panels), 2, sharey="row", squeeze=False)))
-        points_too = len(curves) <= FEW and metric == "rollout/ep_rew_mean"
+    offline = {run.of.offline for run in every}
+    steps = {1: "Steps played back" if True in offline else "Environment steps"}.get(len(offline), "Steps")
+    along: dict[X, tuple[str, Callable[[Series], Floats]]] = {
+        "steps": (steps, lambda points: points.steps),
+        "wall": (f"Wall time ({unit_name})", lambda points: points.seconds / unit),
+        "updates": ("Updates", lambda points: points.updates),
+    }
+    with picture(10.5 if len(over) > 1 else 6.8, 4.2 if len(panels) == 1 else 3.4 * len(panels)) as figure:
+        rows = dict(zip(panels, figure.subplots(len(panels), len(over), sharey="row", squeeze=False)))
+        points_too = len(curves) <= FEW and metric == RETURN
         entries: list[tuple[str, dict[str, Any]]] = []
         for index, (name, runs) in enumerate(curves):
             look = curve_look(index, len(curves))
-            by_step, by_time = rows[runs[0].of.panel]
-            _panel(by_time, runs, lambda points: points.seconds / unit, look, index, points_too)
-            entries.append((name + _panel(by_step, runs, lambda points: points.steps, look, index, points_too), look))
-        summed_up = any(by_step.collections for by_step, _ in rows.values())
+            axes = rows[runs[0].of.panel]
+            ends = [_panel(at, runs, along[x][1], look, index, points_too) for x, at in zip(over, axes)]
+            entries.append((name + ends[0], look))
+        summed_up = any(at.collections for axes in rows.values() for at in axes)
         if points_too and any(len(run.evals) for _, runs in curves if len(runs) == 1 for run in runs):
             entries.append(("evaluation", {**EVALUATION, "markeredgecolor": NEUTRAL}))
         if any(len(run.data) for run in every):
             entries.append(("data", {**DATA, "color": NEUTRAL}))
-        offline = {run.of.offline for run in every}
-        steps = {1: "Steps played back" if True in offline else "Environment steps"}.get(len(offline), "Steps")
-        for env, (by_step, by_time) in rows.items():
-            _finish(by_step, steps)
-            _finish(by_time, f"Wall time ({unit_name})")
-            by_step.xaxis.set_major_formatter(_step_text)
-            by_step.set_ylabel(_value_label(metric, offline))
+        for env, axes in rows.items():
+            for x, at in zip(over, axes):
+                _finish(at, along[x][0])
+                if x != "wall":
+                    at.xaxis.set_major_formatter(_step_text)
+            axes[0].set_ylabel(label)
             if len(panels) > 1:
-                by_step.set_title(escaped(env), loc="left", fontweight="bold")
+                axes[0].set_title(escaped(env), loc="left", fontweight="bold")
         if len(envs) == 1:
             figure.suptitle(escaped(*envs), fontweight="bold", fontsize=13)
         legend(figure, entries, "Seeds: interquartile mean, with its 95% bootstrap interval" if summed_up else None)
@@ -223,9 +197,7 @@ def _finish(axes: Any, label: str) -> None:
         axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=INK)
     axes.set_xlim(left=0)
     axes.margins(x=0.02, y=0.06)
-    axes.grid(True, color=FAINT, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)
 
 
 def _value_label(metric: str, offline: set[bool]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.core.errors import MissingExtraError
@@ -57,6 +59,46 @@ EVALUATION: dict[str, Any] = {
     "markeredgewidth": 1.5,
 }
 DATA: dict[str, Any] = {"linestyle": (0, (1, 1.5)), "linewidth": 1.0}
+
+
+_DPI_SHOWN = 80
+"""Dots per inch of a picture that a notebook shows."""
+
+
+@contextmanager
+def picture(width: float, height: float) -> Generator[Any]:
+    """A figure of so many inches, drawn in this style inside the block and saved in it anywhere.
+
+    It needs no pyplot to be shown by a notebook.
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    class Picture(Figure):
+        def savefig(self, *args: Any, **kwargs: Any) -> None:
+            with rc_context(style):
+                super().savefig(*args, **kwargs)
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=_DPI_SHOWN)
+            return file.getvalue()
+
+    style: Any = {**STYLE, "axes.edgecolor": INK, "svg.fonttype": "none", "pdf.fonttype": 42}
+    with rc_context(style):
+        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07, wspace=0.04)  # else texts touch, or touch the border
+        figure = Picture(figsize=(width, height), layout=layout)
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def plain_axes(axes: Any) -> None:
+    """A grid behind the curves, and no lines at the top and on the right."""
+    axes.grid(True, color=FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def curve_look(index: int, count: int) -> dict[str, Any]:

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.run.plots.bands import bootstrap_band, common_grid, interquartile_mean
+from penstock.run.plots.bands import (
+    bootstrap_band,
+    common_grid,
+    interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
+)
 
 
 def test_interquartile_mean_by_hand() -> None:
@@ -62,3 +68,38 @@ def test_common_grid_spans_what_all_curves_reach() -> None:
     np.testing.assert_array_equal(values, [[2.0, 6.0, 10.0], [1.0, 1.0, 3.0]])
     apart = [(np.array([0.0, 1.0]), np.zeros(2)), (np.array([2.0, 3.0]), np.zeros(2))]
     assert common_grid(apart) is None
+
+
+def test_performance_profile_by_hand() -> None:
+    scores, levels = np.array([4.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.5, 4.0])
+    share, low, high = performance_profile(scores, levels)
+    np.testing.assert_array_equal(share, [1.0, 0.75, 0.5, 0.0])  # a run does not exceed its own score
+    np.testing.assert_array_equal(low[[0, 3]], [1.0, 0.0])
+    assert (low <= share).all() and (share <= high).all() and low[2] < 0.5 < high[2]
+    # Of 4 runs of which 2 exceed a level, a resample has k above with the chance C(4, k) / 16: its 97.5% point is 1.
+    assert (low[2], high[2]) == (0.0, 1.0)
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    x, y = np.array([3.0, 5.0, 7.0]), np.array([4.0, 5.0])
+    p, low, high = probability_of_improvement([(x, y)])
+    assert p == pytest.approx(3.5 / 6)  # wins 5>4, 7>4, 7>5, and the tie 5=5 counts half
+    assert low < p < high
+    back, back_low, back_high = probability_of_improvement([(y, x)])
+    assert back == pytest.approx(1 - p) and 0 <= back_low < back < back_high <= 1
+    assert probability_of_improvement([(x, y), (y + 10, x)])[0] == pytest.approx((3.5 / 6 + 1) / 2)
+    assert probability_of_improvement([(x + 10, y)]) == (1.0, 1.0, 1.0)
+    assert probability_of_improvement([(x, x)])[0] == 0.5
+
+
+def test_interval_of_an_improvement_matches_a_slow_loop() -> None:
+    from penstock.core.noise import Purpose, generator
+
+    rng = np.random.default_rng(3)
+    tasks = [(rng.normal(1, 1, 4), rng.normal(0, 1, 6)), (rng.normal(0, 1, 3), rng.normal(0, 1, 5))]
+    draw, each = generator(5, Purpose.BOOTSTRAP), []
+    for x, y in tasks:
+        of_x, of_y = draw.integers(0, len(x), size=(50, len(x))), draw.integers(0, len(y), size=(50, len(y)))
+        each.append([np.mean([float(a > b) for a in x[i] for b in y[j]]) for i, j in zip(of_x, of_y)])
+    _, low, high = probability_of_improvement(tasks, resamples=50, seed=5)
+    np.testing.assert_allclose([low, high], np.percentile(np.mean(each, axis=0), [2.5, 97.5]))
