@@ -220,7 +220,7 @@ def load(
     `load("runs/a").predict(obs, agent="player_0")`.
 
     Args:
-        path: a run directory, or a file in .safetensors.
+        path: a run directory, a file in .safetensors, or a policy on the Hugging Face Hub, `hf:user/name` (extra hub).
         which: "last", "best" by evaluation, or the step of a checkpoint; of a run.
         agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
             another one than was stored is refused.
@@ -228,9 +228,14 @@ def load(
             own runs (docs/security.md).
     """
     again = Supplied(agent=agent, policy_mapping_fn=policy_mapping_fn)
-    if Path(path).suffix == ".safetensors":
+    on_hub = isinstance(path, str) and path.startswith("hf:")
+    if on_hub or Path(path).suffix == ".safetensors":
         if which != "last":
             raise ConfigError(f"load({str(path)!r}, which={which!r}); a file holds one policy: leave `which` out")
+        if on_hub:
+            from penstock.run.sharing.hub import fetch_policy  # it needs `load`
+
+            path = fetch_policy(str(path))
         return cast(LoadedPolicy, _of_file(Path(path), again, device, trust))
     return cast(LoadedPolicy, _load(read_config(Path(path), trust), which, again, device)[0])
 
