@@ -55,4 +55,4 @@ def run(argv: list[str]) -> int:
         rows["dataset"] = found.dataset
         rows["next"] = f"penstock train bc --env {args.env} --sampler offline --sampler.dataset {args.dataset}"
     print_summary(f"play of {args.env}", rows)
-    return 0
+    return 128 + found.stopped_by if found.stopped_by else 0

@@ -48,6 +48,7 @@ from penstock.run.files.stored_experiment import (
 from penstock.run.files.supplied_arguments import warn_of_unstorable
 from penstock.run.files.trust import is_trusted, remember
 from penstock.run.log import CHANGES
+from penstock.run.playing.video import require_ffmpeg
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
 
@@ -77,7 +78,9 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
 
 
 def _check_each(exp: Experiment) -> None:
-    """Raises ConfigError if `run.each` cannot be called, before anything is made."""
+    """Raises ConfigError if `run.each` cannot be called or no video be written, before anything is made."""
+    if exp.run.video_interval:
+        require_ffmpeg()
     if exp.run.each is not None and not callable(found := import_object(exp.run.each)):
         raise ConfigError(f"run.each={exp.run.each!r} is {found!r}; expected a function of an iteration")
 

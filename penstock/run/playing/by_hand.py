@@ -21,7 +21,7 @@ from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.shutdown import close_env
-from penstock.run.playing.show import called, can_open_window, frame_of, frame_rate
+from penstock.run.playing.show import called, can_open_window, frame_of, frame_rate, require_screen
 from penstock.run.signals import die_of, ending_signals, handling
 from penstock.workers.env_check import check_apart
 
@@ -47,6 +47,8 @@ class Played(NamedTuple):
     steps: int
     dataset: str
     """Path and number of episodes of the dataset; "" without one."""
+    stopped_by: int
+    """The number of the signal that ended it; 0 for the window."""
 
 
 class _Ended(Exception):
@@ -94,31 +96,30 @@ def play_by_hand(
         if isinstance(live, gymnasium.vector.VectorEnv):
             raise ConfigError(f"{config.name} is a batch of environments; give the one environment")
         actions, noop = _actions(live, config.name, keys, noop)
-        codes = {_code(pygame, key): action for key, action in actions.items()}
-        called(config, live.reset, seed=seed)
-        frame_of(live)  # before a window opens
         with contextlib.ExitStack() as stack:
             stack.callback(pygame.quit)
-            stack.enter_context(
-                handling(ending_signals(), lambda number: die_of(number) if stopped else stopped.append(number))
-            )
-            made_by = {"played": "by hand"}
+            pygame.display.init()
+            require_screen(pygame)
+            codes = {_code(pygame, key): action for key, action in actions.items()}
+            called(config, live.reset, seed=seed)
+            frame_of(live)  # before a window opens
+            note = lambda number: die_of(number) if stopped else stopped.append(number)  # noqa: E731
+            stack.enter_context(handling(ending_signals(), note))
             writer = None
             if dataset is not None:
-                how: Any = {"env": config.name, "append": append, "made_by": made_by}
+                how: Any = {"env": config.name, "append": append, "made_by": {"played": "by hand"}}
                 writer = stack.enter_context(DatasetWriter(dataset, report.spec, **how))
-            hand = _ByHand(live, config, report.spec, writer, seed, stopped, next(iter(actions.values())))
-            try:
-                with contextlib.suppress(_Ended):
-                    rate = frame_rate(live) if fps is None else fps
-                    play(hand, fps=rate, keys_to_action=codes, noop=noop, wait_on_player=noop is None)
-            except pygame.error as error:
-                raise ConfigError(f"play: pygame opens no window ({error})") from error
+            hand = _ByHand(live, config, report.spec, writer, seed, stopped, next(iter(codes.values())))
+            with contextlib.suppress(_Ended):
+                rate = frame_rate(live) if fps is None else fps
+                play(hand, fps=rate, keys_to_action=codes, noop=noop, wait_on_player=noop is None)
             hand.end(truncated=True)
-            kept = "" if writer is None else f"{dataset}, {writer.episodes:,} episodes"
+    except pygame.error as error:
+        raise ConfigError(f"play: pygame opens no window ({error})") from error
     finally:
         close_env(live, config.name)
-    return Played(hand.returns, hand.steps, kept)
+    kept = "" if writer is None else f"{dataset}, {writer.episodes:,} episodes"
+    return Played(hand.returns, hand.steps, kept, stopped[0] if stopped else 0)
 
 
 class _ByHand(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -151,9 +152,12 @@ class _ByHand(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._obs, info = called(self._config, self.env.reset, seed=self._next)
         return self._obs, info
 
-    def step(self, action: Any) -> Any:
+    def render(self) -> Any:
         if self._stopped:
             raise _Ended
+        return self.env.render()
+
+    def step(self, action: Any) -> Any:
         if action is not None:  # else keys that mean nothing together: the last action goes on
             self._action = action
         before = tree_map(np.copy, self._obs)

@@ -17,20 +17,36 @@ import numpy as np
 from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError, words_of
 from penstock.core.machine import has_display
 from penstock.core.noise import env_seed
-from penstock.envs.make import EnvConfig
+from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.shutdown import close_env
 from penstock.learn.policy_set import AnyPolicy
+from penstock.run.plan import Plan
+from penstock.run.playing.eval_workers import divided
 from penstock.run.playing.evaluator import Evaluator
 from penstock.run.playing.video import VideoWriter
 
 Show = Callable[[Any], None]
 """Shows an environment as it is; called after each reset and step."""
 _LOOK_S = 0.05
+_UNSEEN = ("dummy", "offscreen")
 
 
 def can_open_window() -> bool:
     """False without a display, unless SDL_VIDEODRIVER names where else pygame draws."""
     return has_display() or bool(os.environ.get("SDL_VIDEODRIVER"))
+
+
+def require_screen(pygame: Any) -> None:
+    """Raises EnvWorkerError if pygame, unasked, draws where nobody sees it, as it does without an answering display."""
+    if (driver := pygame.display.get_driver()) in _UNSEEN and driver != os.environ.get("SDL_VIDEODRIVER"):
+        raise EnvWorkerError(f"the display does not answer; pygame would draw unseen, by its driver {driver!r}")
+
+
+def _drawing_pygame() -> Any:
+    """The module pygame if it has a window open, else None."""
+    pygame: Any = sys.modules.get("pygame")
+    is_open = pygame is not None and pygame.display.get_init() and pygame.display.get_surface() is not None
+    return pygame if is_open else None
 
 
 class WindowClosedError(PenstockError):
@@ -64,16 +80,15 @@ class Window:
         self._due = 0.0
 
     def __call__(self, env: Any) -> None:
+        if (pygame := _drawing_pygame()) is not None:
+            require_screen(pygame)
+            self._obey(pygame)
         self.frames += 1
-        self._obey()
         if (left_s := self._due - time.monotonic()) > 0:
             time.sleep(left_s)
         self._due = time.monotonic() + 1 / frame_rate(env)
 
-    def _obey(self) -> None:
-        pygame: Any = sys.modules.get("pygame")
-        if pygame is None or not pygame.display.get_init() or pygame.display.get_surface() is None:
-            return
+    def _obey(self, pygame: Any) -> None:
         paused = False
         while True:
             for event in pygame.event.get((pygame.QUIT, pygame.KEYDOWN)):
@@ -86,7 +101,7 @@ class Window:
 
 
 class Shown:
-    """A wrapper that shows the environment that it is given after each reset and step."""
+    """A wrapper that shows the environment that it is given after each reset and step; a film ends as it closes."""
 
     def __init__(self, show: Show) -> None:
         self._show = show
@@ -97,7 +112,15 @@ class Shown:
         """The same environment, shown from now on."""
         for name in ("reset", "step"):
             setattr(env, name, functools.partial(self._shown, env, getattr(env, name)))
+        env.close = functools.partial(self._closed, env.close)
         return env
+
+    def _closed(self, close: Callable[[], Any]) -> None:
+        try:
+            if isinstance(self._show, Film):
+                self._show.close()
+        finally:
+            close()
 
     def _shown(self, env: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = call(*args, **kwargs)
@@ -154,6 +177,26 @@ def play_shown(
                     break
     finally:
         close_env(live, config.name)
+
+
+def film_policy(plan: Plan, policy: AnyPolicy, itr: int, path: Path, give_up: Callable[[], bool]) -> None:
+    """Films an episode of a policy in training, which does not notice: a worker process plays it in its evaluations'
+    environment, with the time limits of the run's sampler.
+
+    Args:
+        give_up: ends the episode early where it says so.
+
+    Raises:
+        PenstockError: the environment does not render, or failed.
+    """
+    filming = Shown(Film(path))
+    config = with_added(plan.eval_env, {"render_mode": "rgb_array"})
+    config = replace(config, wrappers=(*config.wrappers, filming))
+    evaluator = Evaluator(config, plan.seed, 1, divided(plan, 1))
+    try:
+        evaluator.play(policy, itr, 1, slots=1, max_steps=plan.exp.run.eval_max_steps, give_up=give_up)
+    finally:
+        evaluator.close()
 
 
 def called(config: EnvConfig, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
