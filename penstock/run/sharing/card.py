@@ -12,7 +12,6 @@ from typing import Any
 
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError, MissingExtraError, printable
-from penstock.core.files import require_inside
 from penstock.core.spec import describe
 from penstock.learn.export.files import contract_path
 from penstock.learn.policy_set import AnyPolicy, PolicySet, by_id
@@ -45,24 +44,12 @@ def write_bundle(policy: AnyPolicy, run_dir: Path, which: str, folder: Path, rep
         plot_runs([run_dir], folder / "curve.png")
     except (ConfigError, MissingExtraError):  # no row yet, or no matplotlib
         (folder / "curve.png").unlink(missing_ok=True)
-    if (video := newest_video(run_dir)) is not None:
-        shutil.copyfile(video, folder / "replay.mp4")
+    if videos := sorted((run_dir / "videos").glob("[0-9]*.mp4")):
+        shutil.copyfile(videos[-1], folder / "replay.mp4")  # a run with links that lead out of it was not opened
     step = int(find_checkpoint(run_dir, which).name)
     contract = {} if several else json.loads((folder / CONTRACT).read_bytes())
     text = _card(policy, run_dir, step, repo, sorted(os.listdir(folder)), contract)
     (folder / CARD).write_text(text, encoding="utf-8")
-
-
-def newest_video(run_dir: Path) -> Path | None:
-    """The last of a run's videos, a plain file in it; None if there is none."""
-    for video in sorted((run_dir / "videos").glob("*.mp4"), reverse=True):
-        try:
-            require_inside(video, run_dir)
-        except OSError:
-            continue
-        if video.is_file():
-            return video
-    return None
 
 
 def _card(

@@ -21,7 +21,7 @@ SCHEME = "hf:"
 """Begins a name that `ps.load` takes in place of a path."""
 FILES = (CARD, POLICY, CONTRACT, "curve.png", "replay.mp4")
 """All that is pushed or pulled; whatever else a repository holds stays there."""
-_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 _TIMEOUT_S = 60.0
 _LISTED = 5
 

@@ -121,7 +121,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             said = {"error": "You already created this model repo", "url": f"{self.server.url}/{name}"}
             return self.send(409, said)
         self.server.repos[name] = {".gitattributes": b"*.safetensors filter=lfs\n"}
-        if asked.get("private"):
+        if asked.get("private") or asked.get("visibility") == "private":
             self.server.private.add(name)
         self.send(200, {"url": f"{self.server.url}/{name}", "name": name})
 
