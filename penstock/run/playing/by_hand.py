@@ -34,7 +34,10 @@ _KEYS: dict[str, tuple[dict[str, Any], Any]] = {
     "CliffWalking": ({"up": 0, "right": 1, "down": 2, "left": 3}, None),
     "Taxi": ({"down": 0, "up": 1, "right": 2, "left": 3, "p": 4, "d": 5}, None),
 }
-"""Keys of Gymnasium's environments by their id without version, and the action without a key; None: it waits."""
+"""Keys of Gymnasium's environments by their id without version, and the action without a key; None: it waits.
+
+They come before the environment's own, of which MountainCar's are codes of pygame 1.
+"""
 _CHOICES = "0123456789abcdefghijklmnopqrstuvwxyz"
 _DIRECTIONS = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 """Keys of the first numbers of a box: its lower bound, its upper one."""
@@ -86,10 +89,10 @@ def play_by_hand(
         from gymnasium.utils.play import play
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise MissingExtraError("pygame", "classic") from error
-    config = with_added(config, {"render_mode": "rgb_array"})
     report = check_apart(config)
     if report.agents is not None:
         raise ConfigError(f"{config.name} is an environment of many agents; one keyboard plays one agent")
+    config = with_added(config, {"render_mode": "rgb_array"})
     live = config.make()
     stopped: list[int] = []
     try:
@@ -215,11 +218,11 @@ def _actions(
 
 def _usual_keys(env: gymnasium.Env[Any, Any], name: str) -> tuple[dict[Any, Any], Any]:
     space: Any = env.action_space
+    if name in _KEYS and isinstance(space, spaces.Discrete):
+        return _KEYS[name]
     if env.has_wrapper_attr("get_keys_to_action"):
         own = dict(env.get_wrapper_attr("get_keys_to_action")())
         return {key: action for key, action in own.items() if key != ()}, own.get((), getattr(space, "start", None))
-    if name in _KEYS and isinstance(space, spaces.Discrete):
-        return _KEYS[name]
     if isinstance(space, spaces.Discrete):
         return {key: int(space.start) + i for i, key in enumerate(_CHOICES[: int(space.n)])}, None
     if not isinstance(space, spaces.Box):
