@@ -156,38 +156,28 @@ def _api(doing: str) -> Generator[Any]:
         raise MissingExtraError("huggingface_hub", "hub") from error
     utils.get_session().timeout = _TIMEOUT_S  # else a server that never answers is waited for without end
     where, login = _endpoint(), "log in by `hf auth login`, or set HF_TOKEN"
+    explained: dict[Any, str] = {  # the first class that fits
+        errors.LocalTokenNotFoundError: f"no token of {where}; {login}",
+        errors.GatedRepoError: f"its owner grants access one by one; ask for it on {where}",
+        errors.RepositoryNotFoundError: f"{where} shows no such repository; check the name, or if it is private {login}",
+        errors.RevisionNotFoundError: f"there is no such revision on {where}",
+        errors.LocalEntryNotFoundError: f"{where} cannot be reached, and it was not fetched before; check the network",
+        errors.EntryNotFoundError: f"it holds no {POLICY}, so `penstock push` did not write it",
+    }
     try:
         yield huggingface_hub.HfApi(endpoint=where, library_name="penstock")
     except PenstockError:
         raise
-    except errors.HFValidationError as error:
-        raise ConfigError(f"{doing}: {_line(error)}") from error
-    except errors.LocalTokenNotFoundError as error:
-        raise CheckpointError(f"{doing}: no token of {where}; {login}") from error
-    except errors.GatedRepoError as error:
-        raise CheckpointError(f"{doing}: its owner grants access one by one; ask for it on {where}") from error
-    except errors.RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{doing}: {where} shows no such repository; check the name, or if it is private {login}"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"{doing}: there is no such revision on {where}") from error
-    except errors.LocalEntryNotFoundError as error:
-        cause = error.__cause__ or error
-        raise CheckpointError(
-            f"{doing}: {where} cannot be reached, and it was not fetched before; check the network "
-            f"({type(cause).__name__}: {_line(cause)})"
-        ) from error
-    except errors.EntryNotFoundError as error:
-        raise CheckpointError(f"{doing}: it holds no {POLICY}, so `penstock push` did not write it") from error
-    except errors.HfHubHTTPError as error:
-        code = getattr(error.response, "status_code", None)
-        cure = f"; {login}, with the right to write where you push" if code in (401, 403) else ""
-        raise CheckpointError(f"{doing}: {where} answered {code}: {_line(error)}{cure}") from error
-    except Exception as error:  # of the HTTP client, which differs between versions of huggingface_hub
-        raise CheckpointError(f"{doing}: {where}: {type(error).__name__}: {_line(error)}; check the network") from error
+    except Exception as error:  # also of the HTTP client, which differs between versions of huggingface_hub
+        text = next((text for kind, text in explained.items() if isinstance(error, kind)), "")
+        if not text:
+            code = getattr(getattr(error, "response", None), "status_code", None)
+            text = f"{where}: {type(error).__name__}: {_line(error)}; check the network"
+            if code is not None:
+                cure = f"; {login}, with the right to write where you push" if code in (401, 403) else ""
+                text = f"{where} answered {code}: {_line(error)}{cure}"
+        raise CheckpointError(f"{doing}: {text}") from error
 
 
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

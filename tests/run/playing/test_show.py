@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import penstock as ps
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError
@@ -86,7 +87,7 @@ def no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """CartPole's own clock, which waits in a window, stands still."""
-    monkeypatch.setitem(gym.envs.classic_control.CartPoleEnv.metadata, "render_fps", 100_000)
+    monkeypatch.setitem(CartPoleEnv.metadata, "render_fps", 100_000)
 
 
 def test_a_window_is_closed_by_q(trained: Path, screen: dict[int, Any], quick: None) -> None:
@@ -204,13 +205,14 @@ USUAL: dict[str, tuple[str, dict[Any, Any], Any]] = {
 @pytest.mark.parametrize("case", USUAL)
 def test_the_usual_keys(case: str) -> None:
     name, keys, noop = USUAL[case]
-    found, rest = by_hand._actions(ps.EnvConfig(name).make(), name, None, None)  # pyright: ignore[reportPrivateUsage]
+    env: Any = ps.EnvConfig(name).make()
+    found, rest = by_hand._actions(env, name, None, None)  # pyright: ignore[reportPrivateUsage]
     assert {key: np.asarray(action).tolist() for key, action in found.items()} == keys
     assert rest is None if noop is None else np.asarray(rest).tolist() == noop
 
 
 def test_two_keys_of_a_box_act_together() -> None:
-    space = gym.spaces.Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1]))
+    space = gym.spaces.Box(np.array([-1, 0, 0], np.float32), np.ones(3, np.float32))
     env: Any = SimpleNamespace(action_space=space, has_wrapper_attr=lambda name: False)
     found, rest = by_hand._actions(env, "x", None, None)  # pyright: ignore[reportPrivateUsage]
     assert rest.tolist() == [0, 0, 0]

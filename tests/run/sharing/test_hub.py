@@ -78,7 +78,8 @@ def test_the_card_says_what_it_is_how_it_was_made_and_how_it_is_used(hub: HubSer
     assert data.eval_results[0].metric_value == f"{evaluation['eval/mean_reward']:.2f} +/- 0.00"
     for text in (
         "| environment | `CartPole-v1` |", "![Learning curve](curve.png)", 'src="replay.mp4"', 'ps.load("hf:me/cart")',
-        "| inputs | `obs` | `float32` |", "nothing of this repository is executed", f"| checkpoint | step {int(find_checkpoint(shared_run).name):,} |",
+        "| inputs | `obs` | `float32` |", "nothing of this repository is executed",
+        f"| checkpoint | step {int(find_checkpoint(shared_run).name):,} |",
     ):  # fmt: skip
         assert text in card, text
     assert str(shared_run) not in card, "a path of this machine"
@@ -212,7 +213,7 @@ def test_a_hub_that_never_answers(hub: HubServer, shared_run: Path, monkeypatch:
     monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(CheckpointError, match="ReadTimeout: .*check the network"):
+        with pytest.raises(CheckpointError, match=r"ReadTimeout: .*check the network"):
             push_run(shared_run, "me/cart")
 
 
