@@ -163,7 +163,7 @@ class _ByHand(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         if action is not None:  # else keys that mean nothing together: the last action goes on
             self._action = action
-        before = tree_map(np.copy, self._obs)
+        before = self._obs
         obs, reward, terminated, truncated, info = called(self._config, self.env.step, self._action)
         self._obs = obs
         self._rows.append((before, self._action, float(reward)))
