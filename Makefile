@@ -13,7 +13,7 @@ JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 2 : n > 4 ?
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt penstock/native/kernel.c
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0" -e ".[plot,tensorboard,dev,offline,ray,tune,pettingzoo,export]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0" -e ".[plot,tensorboard,dev,offline,ray,tune,pettingzoo,export,hub]"
 	touch $@
 
 run: $(VENV)/.installed

@@ -17,8 +17,12 @@ from penstock.run.signals import open_standard_files, unfailing_output
 COMMANDS = {
     "train": "train an algorithm on an environment",
     "eval": "play episodes with a trained policy, on video if you like",
+    "enjoy": "watch a trained policy in a window, or on video",
+    "play": "play an environment by the keyboard, and record it if you like",
     "record": "write episodes of a trained policy into a dataset",
     "export": "write the policy of a run as a file that acts without penstock",
+    "push": "share the policy of a run on the Hugging Face Hub",
+    "pull": "copy a shared policy from the Hugging Face Hub",
     "resume": "go on with a run as if it had never stopped",
     "replay": "show what a stored replay holds, or export it for numpy",
     "launch": "train many runs on this machine: a grid of settings x seeds",

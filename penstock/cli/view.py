@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from penstock.cli.options import Parser
+from penstock.core.machine import has_display
 
 _DESCRIPTION = """Shows a folder's runs in the browser, as they grow: curves, settings, evaluations, videos.
 
@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
         if not server.is_private:
             text = f"penstock: on {args.host} whoever has this address can read these runs, over an open line"
             print(text, file=sys.stderr)
-        if not args.no_browser and _has_display():
+        if not args.no_browser and has_display():
             threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
         while not ended:
             server.handle_request()
@@ -67,8 +67,3 @@ def _ending() -> Generator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _has_display() -> bool:
-    """False on a machine without a screen, where a browser of the terminal would take the keyboard."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(x) for x in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -152,6 +152,11 @@ def oom_kills(root: Path = _ROOT) -> int:
     return int(match[1]) if match else 0
 
 
+def has_display() -> bool:
+    """False on a machine without a screen."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(x) for x in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
 def counted(n: int, noun: str) -> str:
     """`1 core`, `3 cores`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -36,6 +36,7 @@ _OPTIONAL = {
     "ray": "ray",
     "envpool": "envpool",
     "onnxruntime": "export",
+    "huggingface_hub": "hub",
 }
 """Packages, with the extra of penstock that installs each, if there is one."""
 

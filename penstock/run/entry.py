@@ -48,6 +48,7 @@ from penstock.run.files.stored_experiment import (
 from penstock.run.files.supplied_arguments import warn_of_unstorable
 from penstock.run.files.trust import is_trusted, remember
 from penstock.run.log import CHANGES
+from penstock.run.playing.video import require_ffmpeg
 from penstock.run.tracking.tracker import check_trackers
 from penstock.run.trainer import Trainer
 from penstock.samplers import placed
@@ -78,7 +79,9 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
 
 
 def _check_code(exp: Experiment) -> None:
-    """Raises ConfigError if `run.each` cannot be called, or a tracker not be made, before anything is made."""
+    """Raises ConfigError if `run.each` cannot be called, a tracker not be made, or no video be written."""
+    if exp.run.video_interval:
+        require_ffmpeg()
     if exp.run.each is not None and not callable(found := import_object(exp.run.each)):
         raise ConfigError(f"run.each={exp.run.each!r} is {found!r}; expected a function of an iteration")
     check_trackers(exp.run.trackers)
@@ -222,7 +225,7 @@ def load(
     `load("runs/a").predict(obs, agent="player_0")`.
 
     Args:
-        path: a run directory, or a file in .safetensors.
+        path: a run directory, a file in .safetensors, or a policy on the Hugging Face Hub, `hf:user/name` (extra hub).
         which: "last", "best" by evaluation, or the step of a checkpoint; of a run.
         agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
             another one than was stored is refused.
@@ -230,9 +233,14 @@ def load(
             own runs (docs/security.md).
     """
     again = Supplied(agent=agent, policy_mapping_fn=policy_mapping_fn)
-    if Path(path).suffix == ".safetensors":
+    on_hub = isinstance(path, str) and path.startswith("hf:")
+    if on_hub or Path(path).suffix == ".safetensors":
         if which != "last":
             raise ConfigError(f"load({str(path)!r}, which={which!r}); a file holds one policy: leave `which` out")
+        if on_hub:
+            from penstock.run.sharing.hub import fetch_policy  # it needs `load`
+
+            path = fetch_policy(str(path))
         return cast(LoadedPolicy, _of_file(Path(path), again, device, trust))
     return cast(LoadedPolicy, _load(read_config(Path(path), trust), which, again, device)[0])
 

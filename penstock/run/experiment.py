@@ -84,6 +84,11 @@ class RunConfig:
 
     An evaluation then counts, for the log, `stop` and the best policy, where the next one is due.
     """
+    video_interval: Whole = 0
+    """Environment steps between videos of one episode in the environment of evaluations, in `videos/`; 0: none.
+
+    Training waits for each. Needs the extra `video`, and an environment that knows `render_mode="rgb_array"`.
+    """
     eval_exploitability: bool = False
     """Evaluations also report the exact `eval/exploitability`, over as many starts as they have episodes. Only for
     turn-based games with a tree small enough to enumerate (docs/self-play.md)."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from penstock.core.config import import_object, to_plain
-from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError
+from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, PenstockError
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
@@ -27,6 +27,7 @@ from penstock.run.files.stored_experiment import Supplied
 from penstock.run.iteration import Iteration, PendingIteration
 from penstock.run.learners.group import LearnerGroup, Restarts
 from penstock.run.log import EVALUATIONS, TAKEN_AT, MetricsLog, cut_rows, log_evaluation
+from penstock.run.playing.show import film_policy
 from penstock.run.progress import Progress, print_summary
 from penstock.run.result import STOPPED, Result, headline, remarks, summary, title
 from penstock.run.signals import die_of, ending_signals, handling, tell
@@ -411,6 +412,8 @@ class Run:
             self._log_row(it.env_steps, self._metrics)
             self._unlogged = {}
         self._progress.update(it.env_steps, shown)
+        if _crossed(config.video_interval, before, it.env_steps) and self._signal is None:
+            self._film(it)
         due = _crossed(config.checkpoint_interval, before, it.env_steps) or trainer.evaluations.best_score > open_.best
         if due and not self._ends():
             self._checkpoint(self._metrics.get("eval/mean_reward"))
@@ -427,6 +430,14 @@ class Run:
     def _finish_trackers(self) -> None:
         if self._senders:
             finish(self._senders, self._say, most_s=60.0 if self._signal is None else 5.0)
+
+    def _film(self, it: Iteration) -> None:
+        """Films an episode; what keeps it from that is said once, and never stops training."""
+        path = self.run_dir / "videos" / f"{it.env_steps:012d}.mp4"
+        try:
+            film_policy(self.trainer.plan, it.policy, it.itr, path, give_up=lambda: self._signal is not None)
+        except (PenstockError, OSError) as error:
+            self._say_once("film", f"run.video_interval: no video at step {it.env_steps:,}: {error}")
 
     def _over(self, metrics: ResultDict) -> bool:
         """True once the steps are done, or the stop rule is reached."""

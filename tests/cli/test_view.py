@@ -98,9 +98,9 @@ def test_a_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.Mo
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert not view._has_display()  # pyright: ignore[reportPrivateUsage]
+    assert not view.has_display()
     monkeypatch.setenv("DISPLAY", ":0")
-    assert view._has_display()  # pyright: ignore[reportPrivateUsage]
+    assert view.has_display()
 
 
 def test_an_address_that_others_reach_is_warned_of_and_the_browser_opens(
@@ -108,7 +108,7 @@ def test_an_address_that_others_reach_is_warned_of_and_the_browser_opens(
 ) -> None:
     three_runs(tmp_path / "runs")
     opened: list[str] = []
-    monkeypatch.setattr(view, "_has_display", lambda: True)
+    monkeypatch.setattr(view, "has_display", lambda: True)
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or os.kill(os.getpid(), signal.SIGINT))
     said = cli("view", "--host", "0.0.0.0")
     assert said.code == 130 and opened and opened[0] in said.out

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.check import check_vector_env
-from penstock.run.playing.evaluation import _write_frame  # pyright: ignore[reportPrivateUsage]
+from penstock.run.playing.show import write_frame
 from penstock.run.result import in_a_line, summary
 from penstock.samplers.episodes import Episodes
 
@@ -114,4 +114,4 @@ def test_what_other_autoreset_modes_do_is_said_as_it_is(mode: AutoresetMode, sai
 )
 def test_a_render_that_does_not_fit_is_described(frame: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        _write_frame(SimpleNamespace(render=lambda: frame), None, Path("x.mp4"))
+        write_frame(SimpleNamespace(render=lambda: frame), None, Path("x.mp4"))

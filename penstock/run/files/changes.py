@@ -24,7 +24,7 @@ FORKED = b'{"step": 0, "forked": true}\n'
 """First row of the journal of a run that was made of another one's checkpoint."""
 RUN_SETTINGS = (
     "steps", "stop", "eval_interval", "eval_episodes", "eval_max_steps", "checkpoint_interval", "keep", "keep_replays",
-    "log_interval",
+    "log_interval", "video_interval",
 )  # fmt: skip
 """Settings of `run` that may change."""
 

@@ -122,7 +122,7 @@ class EvalWorker:
         self._agents = dict(zip(ids, found if isinstance(found, torch.nn.ModuleList) else [found], strict=True))
         if workers > 1:
             threading.Thread(target=_beat, daemon=True).start()
-            self._evaluator = plan.make_evaluator(_divided(plan, workers))
+            self._evaluator = plan.make_evaluator(divided(plan, workers))
         else:
             self._evaluator = plan.make_evaluator(shared=None if words is None else Activity(words))
 
@@ -272,7 +272,7 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: (x.shape, x.dtype) for name, x in tensors.items()}
 
 
-def _divided(plan: Plan, workers: int) -> CpuSampler:
+def divided(plan: Plan, workers: int) -> CpuSampler:
     """A sampler whose workers share the slots, with the time limits of the run's sampler."""
     names = "step_timeout_s", "start_timeout_s"
     limits: Any = {name: getattr(plan.sampler, name) for name in names if hasattr(plan.sampler, name)}

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
-
-from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError
+from penstock.core.errors import ConfigError
 from penstock.core.limits import require_whole
-from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig, as_env_config, with_added
-from penstock.envs.shutdown import close_env
 from penstock.learn.policy_set import AnyPolicy
 from penstock.run.entry import open_policy
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, seated_for
-from penstock.run.playing.video import VideoWriter
+from penstock.run.playing.show import Film, play_shown
 from penstock.samplers.episodes import Episodes
 from penstock.samplers.trackers.evaluation import EVAL_MAX_STEPS, EVAL_SLOTS
 
@@ -140,101 +133,9 @@ def record_video(
     policy, step, exp, config = opened(run_dir, which, env, kwargs, trust, env_options)
     path = Path(run_dir) / "videos" / f"{step:012d}.mp4"
     policy, config = seated_for(policy, config, exp.run.seed, exp.sampler_settings)
-    if config.seating is not None:
-        return _film(policy, config, exp, step, episodes, path)
-    live = config.make()
-    if isinstance(live, gymnasium.vector.VectorEnv):
-        live.close()
-        raise ConfigError(
-            f"{config.name} is a batch of environments, which has no single picture; give the one "
-            "environment: record_video(run_dir, env=...)"
-        )
-    writer: VideoWriter | None = None
+    film = Film(path)
     try:
-        for episode in range(episodes):
-            obs, _ = live.reset(seed=env_seed(exp.run.seed, 0, episode, evaluation=True))
-            state, reward = None, 0.0
-            for _ in range(exp.run.eval_max_steps):
-                writer = _write_frame(live, writer, path)
-                answer = policy.predict(obs, state, prev_reward=float(reward))
-                action, state = answer if policy.recurrent else (answer, None)
-                obs, reward, terminated, truncated, _ = live.step(action)
-                if terminated or truncated:
-                    break
-            writer = _write_frame(live, writer, path)
+        play_shown(policy, config, exp.run.seed, step, episodes, exp.run.eval_max_steps, film)
     finally:
-        close_env(live, config.name)
-        if writer is not None:
-            writer.close()
+        film.close()
     return path
-
-
-def _film(policy: AnyPolicy, config: EnvConfig, exp: Experiment, step: int, episodes: int, path: Path) -> Path:
-    """Like `record_video`, for many agents: the episodes of an evaluation, with a frame for each reset and step."""
-    filming = Filming(path)
-    evaluator = Evaluator(replace(config, wrappers=(*config.wrappers, filming)), exp.run.seed, 1)
-    try:
-        evaluator.play(policy, step, episodes, slots=1, max_steps=exp.run.eval_max_steps)
-    except EnvWorkerError:
-        if filming.error is not None:
-            raise filming.error from None
-        raise
-    finally:
-        evaluator.close()
-        filming.close()
-    return path
-
-
-class Filming:
-    """A wrapper that adds a frame to a video after each reset and step of the environment that it is given."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: VideoWriter | None = None
-        self.error: PenstockError | None = None
-        """The exception of filming itself, which the environment's host reports as an error of the environment."""
-
-    def __call__(self, env: Any) -> Any:
-        """The same environment, filmed from now on."""
-        for name in ("reset", "step"):
-            setattr(env, name, functools.partial(self._filmed, env, getattr(env, name)))
-        return env
-
-    def _filmed(self, env: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        found = call(*args, **kwargs)
-        try:
-            self._writer = _write_frame(env, self._writer, self._path)
-        except PenstockError as error:
-            self.error = error
-            raise
-        return found
-
-    def close(self) -> None:
-        """Ends the video."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _write_frame(env: Any, writer: VideoWriter | None, path: Path) -> VideoWriter:
-    try:
-        frame = env.render()
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'"
-        ) from error
-    if not isinstance(frame, np.ndarray):
-        raise ConfigError(
-            f"render() gave {type(frame).__name__}; expected an array, uint8 [H, W, 3]: the environment must know "
-            "render_mode='rgb_array'"
-        )
-    if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-        grey = "repeat grey in 3 channels" if frame.ndim == 2 or frame.shape[-1] == 1 else ""
-        floats = "floats from 0 to 1 times 255 are uint8" if frame.dtype.kind == "f" else ""
-        cures = [cure for cure in (grey, floats) if cure]
-        cure = f"; in a wrapper, {', '.join(cures)}" if cures else ""
-        raise ConfigError(f"render() gave {frame.dtype} {list(frame.shape)}; expected uint8 [H, W, 3]{cure}")
-    if writer is None:
-        fps = int(env.metadata.get("render_fps", 30) or 30)
-        writer = VideoWriter(path, fps, (frame.shape[0], frame.shape[1]))
-    writer.write(frame)
-    return writer

@@ -79,6 +79,7 @@ def seated_for(
     """
     report = check_apart(config, seed, settings)
     if report.agents is None:
+        check_fits(config, Seating.alone(report.spec), policy)
         return policy, config
     if not isinstance(policy, PolicySet):
         algorithm: Any = policy.algorithm

@@ -14,7 +14,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import Constant, RepeatPrevious
 from penstock.run import plan
 from penstock.run.checkpoints.checkpoint import find_checkpoint
-from penstock.run.playing import evaluation, evaluator
+from penstock.run.playing import evaluator, show
 from penstock.run.playing.evaluation import evaluate_run, record_video
 from penstock.run.playing.exploiter import exploit_run
 from penstock.run.recording import record
@@ -255,7 +255,7 @@ def test_a_video_of_an_episode_without_an_end_ends(tmp_path: Path, monkeypatch: 
             return obs, reward, False, False, info
 
     frames: list[Any] = []
-    monkeypatch.setattr(evaluation, "_write_frame", lambda env, writer, path: frames.append(env.render()))
+    monkeypatch.setattr(show, "write_frame", lambda env, writer, path: frames.append(env.render()))
     limited = replace(RUN, steps=64, eval_max_steps=12, dir=tmp_path / "run")
     record_video(ps.train(replace(EXP, env=Forever, run=limited)).run_dir, 2, env=Forever)
     assert len(frames) == 2 * (12 + 1)

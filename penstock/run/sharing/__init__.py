@@ -1,0 +1,1 @@
+"""Policies shared through the Hugging Face Hub."""
