@@ -12,7 +12,7 @@ def run(argv: list[str]) -> int:
     parser = Parser(
         "push",
         "Pushes the policy of a run to the Hugging Face Hub: weights that ps.load opens, contract, model card,\n"
-        "learning curve and newest video; nothing else. The endpoint is HF_ENDPOINT, the token that of `hf auth login`.",
+        "learning curve, newest video; nothing else. The endpoint is HF_ENDPOINT, the token that of `hf auth login`.",
     )
     parser.add_argument("run", metavar="RUN", help="run directory")
     parser.add_argument("name", metavar="USER/NAME", help="repository, made if there is none")

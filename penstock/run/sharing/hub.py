@@ -159,7 +159,7 @@ def _api(doing: str) -> Generator[Any]:
     explained: dict[Any, str] = {  # the first class that fits
         errors.LocalTokenNotFoundError: f"no token of {where}; {login}",
         errors.GatedRepoError: f"its owner grants access one by one; ask for it on {where}",
-        errors.RepositoryNotFoundError: f"{where} shows no such repository; check the name, or if it is private {login}",
+        errors.RepositoryNotFoundError: f"{where} shows no such repository; check the name, or if private {login}",
         errors.RevisionNotFoundError: f"there is no such revision on {where}",
         errors.LocalEntryNotFoundError: f"{where} cannot be reached, and it was not fetched before; check the network",
         errors.EntryNotFoundError: f"it holds no {POLICY}, so `penstock push` did not write it",
