@@ -128,7 +128,7 @@ def test_a_private_repository(hub: HubServer, cli: Cli, shared_run: Path, monkey
     assert fetch_policy("hf:me/own").is_file()
     monkeypatch.delenv("HF_TOKEN")
     said = cli("pull", "me/own", "x")
-    assert (said.code, "shows no such repository; check the name, or if it is private log in" in said.err) == (5, True)
+    assert (said.code, "shows no such repository; check the name, or if private log in" in said.err) == (5, True)
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, str], int, str]] = {
