@@ -10,7 +10,7 @@ from penstock.cli.completion import SHELLS, script
 from penstock.cli.main import COMMANDS
 
 LINES = {
-    "pl": {"plot"},
+    "plo": {"plot"},
     "train p": {"ppo"},
     "plot --s": {"--smooth"},
     "train ppo --algo.qqq": set[str](),

@@ -15,7 +15,6 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.make import as_env_config
 from penstock.envs.toy import EchoAgents
-from penstock.run.playing import evaluation
 from penstock.run.playing.evaluation import record_video
 from penstock.run.playing.matches import Match, match_runs, open_side, play, play_all
 from penstock.run.playing.matrix import draw_matrix, points_of
@@ -162,7 +161,7 @@ class Filmed:
 
 
 def test_a_video_has_a_frame_for_every_reset_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "VideoWriter", Filmed)
+    monkeypatch.setattr("penstock.run.playing.show.VideoWriter", Filmed)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     run = tmp_path / "run"
     env = "pettingzoo:mpe2/simple_speaker_listener_v4"
