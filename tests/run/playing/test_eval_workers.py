@@ -303,6 +303,7 @@ def test_an_error_of_the_environment_ends_the_run_and_names_the_evaluation(worke
                 pass
 
 
+@pytest.mark.slow
 def test_a_signal_does_not_wait_for_the_evaluation_and_a_resumed_run_has_it(same_run: Same, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     env = EnvConfig(troubled, kwargs={"pause": 0.005})
