@@ -1,5 +1,6 @@
 """A mask may allow nothing at the observation at which an episode was truncated: no choice there enters a target."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_priorities_by_the_agent_s_record_know_no_illegal_value():
 
 @pytest.mark.parametrize("algo", [ps.DiscreteSAC(alpha=1.0, lr=1e-2, tau=0.05), ps.DQN(lr=1e-2, target_interval=5)])
 @pytest.mark.slow
-def test_values_are_those_of_the_one_legal_choice(algo: Any):
+def test_values_are_those_of_the_one_legal_choice(algo: Any, tmp_path: Path):
     """All rewards are 0 and one choice is legal, so every value is 0, whatever the entropy of the others."""
     import gymnasium as gym
 
@@ -128,6 +129,6 @@ def test_values_are_those_of_the_one_legal_choice(algo: Any):
             return self.seen(), 0.0, False, self.t >= 3, {}
 
     algo = ps.override(algo, {"learning_starts": 16, "discount": 0.9})
-    run = ps.RunConfig(steps=1_200, progress="off", seed=1, eval_episodes=0)
+    run = ps.RunConfig(steps=1_200, dir=str(tmp_path / "run"), progress="off", seed=1, eval_episodes=0)
     result = ps.train(ps.Experiment(Stuck, algo, ps.SerialSampler(T=8, B=2), run))
     assert abs(result.metrics["train/q"]) < 0.1
