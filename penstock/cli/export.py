@@ -58,7 +58,8 @@ def run(argv: list[str]) -> int:
         checked = contract["checked"]
         rows[contract["file"]] = (
             f"in {_names(contract['inputs'])}; out {_names(contract['outputs'])}; as predict over "
-            f"{checked['observations']:,} observations, boxes within {checked['largest_difference']:.1g}"
+            f"{checked['observations']:,} observations, "
+            + (f"boxes within {difference:.1g}" if (difference := checked["largest_difference"]) else "exactly")
         )
     rows["written"] = f"{found}, {found.stat().st_size / 1e3:,.1f} kB" if found.is_file() else f"{found}/"
     rows["contract"] = str(contract_path(found)) if found.is_file() else "beside each, FILE.contract.json"

@@ -379,6 +379,11 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
             for package, extra in _EXTRAS.items():
                 if package in text:
                     raise MissingExtraError(package, extra) from error
+        if isinstance(error, TypeError) and "render_mode" in kwargs and "'render_mode'" in str(error):
+            raise ConfigError(
+                f"{what} takes no render_mode, so it can be neither shown nor filmed; give it an argument "
+                "render_mode=None and a render() that returns an array [height, width, 3] of bytes"
+            ) from error
         given = f" with kwargs {dict(kwargs)!r}" if kwargs else ""
         where = "".join(traceback.format_exception(error))
         said = f"{what} raised {words_of(error)}{given}{_old_gym(error)}"

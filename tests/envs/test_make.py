@@ -3,6 +3,7 @@ import importlib
 import json
 import sys
 import threading
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from penstock.core.config import from_plain, to_plain
 from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError
-from penstock.envs.make import EnvConfig, as_env_config
+from penstock.envs.make import EnvConfig, as_env_config, with_added
 from penstock.envs.toy import Counter, Echo, FaultEnv
 
 
@@ -222,3 +223,14 @@ def test_as_env_config_and_storage():
 def test_a_vector_environment_shows_what_it_shows(asked):
     with pytest.raises(ConfigError, match="CartPoleVectorEnv"):
         EnvConfig(CartPoleVectorEnv, **asked).make()
+
+
+def test_a_factory_without_render_mode_is_told_how_to_be_filmed() -> None:
+    class Plain(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"takes no render_mode, so it can be neither shown nor filmed; give it an"):
+        with_added(EnvConfig(Plain), {"render_mode": "rgb_array"}).make()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.core.errors import ConfigError, EnvWorkerError
+from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError
 from penstock.core.limits import require_whole
 from penstock.envs.make import EnvConfig, as_env_config, with_added
 from penstock.envs.shutdown import close_env
@@ -77,7 +77,12 @@ def enjoy(
                 raise
             why = f"no window could be opened ({error})"
             os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame needs a driver that works to draw frames, too
-    require_ffmpeg()
+    try:
+        require_ffmpeg()
+    except MissingExtraError as error:
+        if not why:
+            raise
+        raise ConfigError(f"{why}; a video in its place: {error}") from error
     film = Film(video or file)
     try:
         play_shown(policy, with_added(config, {"render_mode": "rgb_array"}), *how, show=film)

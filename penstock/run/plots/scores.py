@@ -137,11 +137,16 @@ def score_table(
     tables = [_table(_HEAD, rows, f"{metric}, last values", form)]
     if len({one.name for one in scores}) > 1 and len({one.env for one in scores}) < len(scores):
         pairs = [
-            (one.x, one.y, str(one.environments), f"{one.probability:.2f}", f"{one.low:.2f} to {one.high:.2f}")
+            (one.x, one.y, str(one.environments), f"{one.probability:.2f}", _interval(one, scores))
             for one in improvements(scores)
         ]
         tables.append(_table(_PAIR_HEAD, pairs, "probability of improvement", form))
     return "\n\n".join(tables)
+
+
+def _interval(one: Improvement, scores: Sequence[Scores]) -> str:
+    single = any(len(x.values) < 2 for x in scores if x.name in (one.x, one.y))
+    return "-" if single else f"{one.low:.2f} to {one.high:.2f}"  # one run says nothing about others
 
 
 def draw_profiles(curves: Sequence[tuple[str, list[Curve]]], label: str) -> Any:
@@ -167,7 +172,10 @@ def draw_profiles(curves: Sequence[tuple[str, list[Curve]]], label: str) -> Any:
             plain_axes(axes)
             axes.set_title(escaped(env), loc="left", fontweight="bold")
         counts = {name: max(len(one.values) for one in scores if one.name == name) for name in names}
-        entries = [(f"{name} ({counts[name]} runs)", curve_look(index, len(names))) for index, name in enumerate(names)]
+        entries = [
+            (f"{name} ({counts[name]} run{'s' if counts[name] != 1 else ''})", curve_look(index, len(names)))
+            for index, name in enumerate(names)
+        ]
         legend(figure, entries, "Performance profiles, with 95% bootstrap bands")
     return figure
 

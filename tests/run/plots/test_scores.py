@@ -35,6 +35,8 @@ def test_table_by_hand(tmp_path: Path) -> None:
     assert 0 <= low < 0.75 < high == 1
     lines = score_table([tmp_path / "runs" / "E_1dqn0"]).splitlines()
     assert lines[-1] == "| E_1 | dqn | 1 | 10,000 | 20 | - | 20 | - |"
+    lines = score_table([tmp_path / "runs" / "E_1dqn0", tmp_path / "runs" / "E_1ppo0"]).splitlines()
+    assert lines[-1] == "| dqn | ppo | 1 | 1.00 | - |"  # of one run each nothing is known about others
 
 
 def test_smoothed_scores_are_means_of_the_last_rows(tmp_path: Path) -> None:
