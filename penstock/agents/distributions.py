@@ -52,15 +52,18 @@ class Categorical:
 
     def __init__(self, logits: Tensor, start: int = 0, mask: Tensor | None = None) -> None:
         self._logits, self._mask, self.start = logits, mask, start
-        self._logp: Tensor | None = None
+        self._logp = None if heads.takes_rows(logits) else self._log_probabilities()
 
     @property
     def logp(self) -> Tensor:
         """[..., n] log-probabilities, about `MASKED` for masked choices; acting by the kernel does without."""
         if self._logp is None:
-            legal = self._logits if self._mask is None else self._logits.masked_fill(~self._mask.bool(), MASKED)
-            self._logp = log_softmax(legal)
+            self._logp = self._log_probabilities()
         return self._logp
+
+    def _log_probabilities(self) -> Tensor:
+        logits = self._logits if self._mask is None else self._logits.masked_fill(~self._mask.bool(), MASKED)
+        return log_softmax(logits)
 
     def sample(self, noise: Tensor) -> Tensor:
         index = self._drawn(noise).squeeze(-1)
