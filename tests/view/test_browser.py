@@ -113,7 +113,7 @@ def test_it_follows_runs_as_they_grow(tmp_path: Path, look: Look, monkeypatch: p
 
         new = tmp_path / "runs" / "new"
         monkeypatch.setattr(server.charts, "chart", then_more)
-        page = words(look(server, "", "--virtual-time-budget=9000"))
+        page = words(look(server, "", "--virtual-time-budget=30000"))
     assert "3 curves, 4 runs" in page and "ppo, lr=0.5" in page
 
 
