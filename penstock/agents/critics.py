@@ -128,7 +128,7 @@ def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
 
 def _outputs(x: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
     """The input [N, inputs] and the output of every layer of one network."""
-    if library.found is not None and dense.takes(x, layers):
+    if library.found is not None and dense.takes(x, layers, turned=False):
         return [x, *dense.forward(x, layers, "relu", len(layers) // 2 - 1, turned=False)]
     outputs = [x]
     last = len(layers) - 2
@@ -158,7 +158,7 @@ class _Stack(torch.autograd.Function):
         for k in reversed(range(len(networks))):  # the last network's data may still be in the cache
             network, own, gradient = networks[k]
             inputs = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]]
-            if library.found is not None and dense.takes(x, network):
+            if library.found is not None and dense.takes_all((x, *network)):
                 outputs = [*inputs[1:], gradient]  # the last one has no activation, and is not read
                 wanted = ctx.needs_input_grad[0]
                 back = dense.backward(x, network, "relu", layers - 1, outputs, gradient, own, wanted, turned=False)
@@ -227,7 +227,7 @@ def _slopes(which: Tensor, weights: Sequence[Sequence[Tensor]], hidden: Sequence
 
 def _slope(weights: Sequence[Tensor], hidden: Sequence[Tensor], rows: int) -> Tensor:
     """[rows, n] the derivative of one network's output by its inputs."""
-    if library.found is not None and hidden and dense.takes(hidden[0], weights):
+    if library.found is not None and hidden and dense.takes_all((*hidden, *weights)):
         outputs, ones = [*hidden, hidden[0].new_ones(rows, 1)], hidden[0].new_ones(rows, 1)
         x = hidden[0].new_empty(rows, len(weights[0]))  # is not read: no weight gets a gradient
         found = dense.backward(x, weights, "relu", len(hidden), outputs, ones, None, True, turned=False)

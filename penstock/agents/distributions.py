@@ -71,8 +71,11 @@ class Categorical:
 
     def acted(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """[N] actions from uniforms [N, 1], the likeliest where there are none, and their log-probabilities [N]."""
-        if heads.takes_rows(self._logits, noise) and self._logits.dim() == 2:
-            return heads.categorical(self._logits, self._mask, noise, self.start)
+        logits, mask = self._logits, self._mask
+        rows = logits.shape[:1]
+        fits = logits.dim() == 2 and (noise is None or noise.shape == (*rows, 1))
+        if fits and (mask is None or mask.shape == logits.shape) and heads.takes_rows(logits, noise):
+            return heads.categorical(logits, mask, noise, self.start)
         index = self._drawn(noise) if noise is not None else self.logp.argmax(-1, keepdim=True)
         logp = self.logp.gather(-1, index).squeeze(-1)
         index = index.squeeze(-1)
@@ -196,7 +199,8 @@ class Gaussian:
     def acted(self, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """[N, *A] actions from uniforms [N, A], the mode where there are none, and their log densities [N]."""
         parts = self.mean, self.log_std, self.center, self.half, noise
-        if heads.takes_rows(*parts) and self.mean.dim() == 2:
+        fits = self.log_std.dim() == 1 and self.mean.dim() == 2 and (noise is None or noise.shape == self.mean.shape)
+        if fits and heads.takes_rows(*parts):  # one deviation for all rows
             flat, logp = heads.gaussian(*parts, self._squash)
             return (flat.unflatten(-1, self.shape) if self.shape else flat.squeeze(-1)), logp
         action = self.mode() if noise is None else self.sample(noise)
@@ -257,10 +261,14 @@ class Joint:
         return sum_in_order([p.entropy() for p in self.parts])
 
 
+_ACTED = (Categorical, Gaussian, SquashedGaussian)
+"""Distributions of which the native kernel draws."""
+
+
 def acted(dist: Distribution, noise: Tensor | None) -> tuple[Tree, Tensor]:
     """[N, *A] actions, the likeliest where there is no noise, and their log densities [N]."""
-    if isinstance(dist, (Categorical, Gaussian)):
-        return dist.acted(noise)
+    if type(dist) in _ACTED:  # and no subclass, which may draw in another way
+        return dist.acted(noise)  # pyright: ignore
     action = dist.mode() if noise is None else dist.sample(noise)
     return action, dist.log_prob(action)
 

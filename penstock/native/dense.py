@@ -18,9 +18,20 @@ _ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
 _widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int]] = {}
 
 
-def takes(x: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """True if all are float32 matrices and biases on the CPU that lie row after row; asked where there is a library."""
-    return x.dtype is torch.float32 and x.is_cpu and x.dim() == 2 and takes_all(parameters)
+def takes(x: Tensor, parameters: Sequence[Tensor], turned: bool = True) -> bool:
+    """True if all are float32 on the CPU, lie row after row, and fit each other; asked where there is a library.
+
+    Of what does not fit torch makes an error, where the kernel would read other memory.
+    """
+    if x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2 or not takes_all(parameters):
+        return False
+    width = x.shape[1]
+    for weight, bias in zip(parameters[::2], parameters[1::2]):
+        outputs, inputs = weight.shape if turned else weight.shape[::-1]
+        if inputs != width or bias.numel() != outputs:
+            return False
+        width = outputs
+    return True
 
 
 def takes_all(tensors: Sequence[Tensor]) -> bool:

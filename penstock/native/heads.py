@@ -19,11 +19,11 @@ def categorical(logits: Tensor, mask: Tensor | None, noise: Tensor | None, start
     """Choices [N], counted from `start`, and their log-probabilities [N] (nats).
 
     Args:
-        logits: [N, n]. mask: [N, n] bool, True for legal choices. noise: [N, 1] uniforms; None: the likeliest choice.
+        logits: [N, n]. mask: [N, n], nonzero for legal choices. noise: [N, 1] uniforms; None: the likeliest choice.
     """
     rows, n = logits.shape
     action, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-    legal = None if mask is None else mask.contiguous()
+    legal = None if mask is None else mask.bool().contiguous()
     library.found.categorical(
         logits.data_ptr(),
         rows,
