@@ -219,8 +219,6 @@ class ActorCritic(Agent):
     While acting, the critic does not run.
     """
 
-    is_actor_critic = True
-
     def __init__(
         self,
         spec: EnvSpec,

@@ -40,8 +40,6 @@ class Agent(nn.Module):
     """True: deterministic evaluations also act with noise, by negative slot numbers (`env_ranks`)."""
     is_noisy = True
     """False: `renew_noise`, though defined, has nothing to draw and is not called."""
-    is_actor_critic = False
-    """True: `forward` returns the distribution of the actions, whose log-probabilities `act` records as `logp`."""
     fed = frozenset(("prev_action", "prev_reward", "first"))
     """Inputs that the networks read besides the observation: a replay draws no others."""
     unseen: frozenset[str] = frozenset()

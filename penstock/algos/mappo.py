@@ -49,7 +49,6 @@ class CentralCriticAgent(Agent):
     """
 
     unseen = frozenset((STATE_KEY,))
-    is_actor_critic = True
 
     def __init__(self, spec: EnvSpec, net: Net, discount: float = 0.99, normalize_value: bool = False) -> None:
         super().__init__()
@@ -161,6 +160,8 @@ class MAPPO(MinibatchSettings):
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
+    recomputes_logp: ClassVar[bool] = True
+    """Recorded log-probabilities that differ from the learner's own by rounding alone are replaced by these."""
     observes_state: ClassVar[bool] = True
     """The environment adds the key "state" to observations."""
 

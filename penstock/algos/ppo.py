@@ -8,6 +8,7 @@ bootstrap with the value of their last observation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -73,6 +74,8 @@ class PPO(MinibatchSettings):
     recurrent_batch = BatchSpec(T=32, B=8)
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
+    recomputes_logp: ClassVar[bool] = True
+    """Recorded log-probabilities that differ from the learner's own by rounding alone are replaced by these."""
 
     gae_lambda: Chance = 0.95
     """Bias against variance of advantages, usually 0.9 to 1."""

@@ -275,7 +275,7 @@ class Policy:
             stale = int(batch.valid.sum() - fresh.sum())
             self.stale_rows += self.of_all(stale)
             batch = replace(batch, valid=fresh)
-        if isinstance(batch, SampleBatch) and library.found is not None and self.agent.is_actor_critic:
+        if isinstance(batch, SampleBatch) and getattr(self.settings, "recomputes_logp", False):
             batch = self._with_own_logp(batch)
         function = self.postprocess_fn if self.partition is None else self.partition.known_to(self.postprocess_fn)
         try:
@@ -330,8 +330,10 @@ class Policy:
         Ratios to them start at exactly 1, whatever computed the recorded ones while acting. One that differs by more
         than rounding is of another policy, and stays.
         """
+        if library.found is None or "logp" not in batch.info or not batch.valid.is_cpu:
+            return batch
         fresh = batch.valid & (batch.version == self.version)
-        if "logp" not in batch.info or not getattr(self.settings, "takes_stale", False) or not fresh.any():
+        if not fresh.any():
             return batch
         flat = batch.state is None
         with torch.no_grad():

@@ -209,5 +209,61 @@ def test_the_first_ratio_is_exactly_one(net: dict[str, Any]) -> None:
         assert torch.equal(recorded, torch.as_tensor(batch.info["logp"]))
 
 
+def test_batches_of_other_policies_keep_what_they_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IMPALA's ratios are to the policy that acted, wherever it did."""
+    import penstock as ps
+    from penstock.learn.policy import as_tensors
+
+    sampler = ps.SerialSampler(T=8, B=4).build("CartPole-v1", 1)
+    for algo, changes in ((ps.PPO(), True), (ps.IMPALA(), False)):
+        policy = algo.build(sampler.spec, seed=1)
+        sampler.initialize(policy.agent)
+        batch, _ = sampler.obtain_samples(0)
+        recorded = as_tensors(batch, policy.device)
+        recorded.info["logp"] = recorded.info["logp"] + 1e-4
+        seen: list[Tensor] = []
+        inner = policy.postprocess_fn
+
+        def look(agent: Any, given: Any, cfg: Any, inner: Any = inner, seen: Any = seen) -> Any:
+            seen.append(given.info["logp"])
+            return inner(agent, given, cfg)
+
+        policy.postprocess_fn = look
+        policy.postprocess(recorded)
+        assert torch.equal(seen[0], recorded.info["logp"]) != changes
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_what_does_not_fit_is_torchs_error(width: int) -> None:
+    from penstock.agents.mlp import MLP
+
+    body = MLP(4, (8, 8))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        body(torch.zeros(2, width))
+    body.layers[1] = torch.nn.Linear(7, 8)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), torch.no_grad():
+        body(torch.zeros(2, 4))
+
+
+def test_masks_and_deviations_of_other_shapes_count_as_in_torch() -> None:
+    u = torch.full((3, 1), 0.6)
+    for mask in (torch.tensor([True, False, False, True]), torch.tensor([[2.0, 0.0, 0.0, 0.5]] * 3)):
+        assert dists.Categorical(torch.zeros(3, 4), 0, mask).acted(u)[0].tolist() == [3, 3, 3]
+    wide = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])  # of each row
+    action, _ = dists.Gaussian(torch.zeros(3, 2), wide, torch.zeros(2), torch.ones(2), (2,)).acted(u.repeat(1, 2))
+    torch.testing.assert_close(action, wide.exp() * elementwise.normal(u))
+
+
+def test_a_distribution_of_ones_own_draws_in_its_own_way() -> None:
+    class Cut(dists.Gaussian):
+        def sample(self, noise: Tensor) -> Tensor:
+            return super().sample(noise).clamp(-0.5, 0.5)
+
+    own = Cut(torch.zeros(2, 1), torch.zeros(1), torch.zeros(1), torch.ones(1), (1,))
+    action, logp = dists.acted(own, torch.tensor([[0.01], [0.99]]))
+    assert action.flatten().tolist() == [-0.5, 0.5]
+    torch.testing.assert_close(logp, own.log_prob(action))
+
+
 def batch_actions(data: Any, recurrent: bool) -> Tensor:
     return data["action"] if recurrent else data["action"].flatten(0, 1)
