@@ -65,8 +65,9 @@ class Algorithm(Protocol):
 
     With `takes_stale = True` it also learns from batches that an earlier policy collected, as an AsyncSampler of depth
     1 or more returns; the recorded `logp` and `version` say which. With `recomputes_logp = True` recorded `logp` that
-    differ from the learner's own by rounding alone are replaced by these, so that ratios begin at 1. A setting `max_lag` leaves rows of older versions
-    out. With `takes_fragments = True` its targets need one fragment at a time, so any fragments may make up a batch.
+    differ from the learner's own by rounding alone are replaced by these, so that ratios begin at 1. A setting
+    `max_lag` leaves rows of older versions out. With `takes_fragments = True` its targets need one fragment at a time,
+    so any fragments may make up a batch.
     With `offline = True` it learns from a dataset. With a method `training_step(policy, sampler, itr) -> TrainingStep`
     of its own, that is an iteration of a run.
     """

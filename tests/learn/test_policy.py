@@ -314,6 +314,19 @@ def test_a_recurrent_policy_hands_its_state_back(kind: Any, n: int | None):
     assert len(np.unique(np.stack(actions))) > 1
 
 
+def test_predict_feeds_the_reward_to_a_network_that_reads_it_without_memory():
+    sampler = SerialSampler(1, 1).build(ThreeStep)
+    policy = PPO(net=Net(hidden=(8,), prev_reward=True, squash=False)).build(sampler.spec, seed=1)
+    for p in policy.agent.parameters():
+        p.data.fill_(0.1)
+    obs = np.zeros(sampler.spec.obs.shape, sampler.spec.obs.dtype)  # pyright: ignore
+    inputs: list[Any] = []
+    act = policy.agent.act
+    policy.agent.act = lambda x, *rest: (inputs.append(x.prev_reward), act(x, *rest))[1]  # pyright: ignore
+    policy.predict(obs, prev_reward=2.5)
+    assert inputs[0][0] == 2.5
+
+
 def test_predict_refuses_a_state_that_is_not_of_these_rows():
     policy = ppo_policy(VECTOR, CHOICE, recurrent="lstm", recurrent_size=8)
     _, state = policy.predict(obs_of(VECTOR, 4, seed=0))

@@ -41,7 +41,7 @@ def test_leaves_and_sums_are_those_of_numpy(size: int) -> None:
         mass = rng.random(n)
         for tree in (own, theirs):
             tree.set(index, values)
-        assert own.total == theirs.total
+        assert own.total == theirs.total == pytest.approx(own.values.sum())
         assert np.array_equal(own.values, theirs.values)
         for masses in (mass * own.total, np.sort(mass) * own.total, np.array([0.0, own.total])):
             for found, expected in zip(own.find(masses), theirs.find(masses)):
