@@ -445,29 +445,21 @@ class Adam:
 
 
 class RMSprop(torch.optim.RMSprop):
-    """torch's, whose steps without momentum the native kernel takes where it can."""
+    """torch's, without momentum and not centred, whose steps the native kernel takes where it can."""
 
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            held = [p for p in group["params"] if p.grad is not None]
-            plain = not (group["momentum"] or group["centered"] or group["maximize"])
-            if closure is not None or not plain or not updates.takes(held):
-                return super().step(closure)
-        with torch.no_grad():
-            for group in self.param_groups:
-                self._step(group)
-        return None
-
-    def _step(self, group: dict[str, Any]) -> None:
-        held = [p for p in group["params"] if p.grad is not None]
-        for p in held:
-            state = self.state[p]
-            if not state:
-                state.update(step=torch.zeros(()), square_avg=torch.zeros_like(p, memory_format=torch.preserve_format))
-            state["step"] += 1.0
-        gradients = _gradients(held)
-        own = {key: group[key] for key in ("lr", "alpha", "eps", "weight_decay")}
-        updates.rmsprop(held, gradients, [self.state[p]["square_avg"] for p in held], **own)
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        if not all(updates.takes(held) for _, held in groups):
+            return super().step()
+        for group, held in groups:
+            for p in held:
+                if not self.state[p]:
+                    zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
+                    self.state[p] = {"step": torch.zeros(()), "square_avg": zeros}
+                self.state[p]["step"] += 1.0
+            own = {key: group[key] for key in ("lr", "alpha", "eps", "weight_decay")}
+            updates.rmsprop(held, _gradients(held), [self.state[p]["square_avg"] for p in held], **own)
 
 
 @contextlib.contextmanager

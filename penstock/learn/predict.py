@@ -34,10 +34,8 @@ def predict(
     """
     leaves, obs = _shown(agent, spec.obs, obs)
     arrays = _obs_arrays(leaves, obs, "obs")
-    alone = isinstance(leaves, LeafSpec)
-    leads = {
-        x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, (leaves,) if alone else tree_leaves(leaves))
-    }
+    each = (leaves,) if isinstance(leaves, LeafSpec) else tree_leaves(leaves)
+    leads = {x.shape[: x.ndim - len(leaf.shape)] for x, leaf in zip(arrays, each)}
     if len(leads) > 1 or len(next(iter(leads))) > 1:
         raise ConfigError(f"predict got leading dimensions {sorted(leads)}; expected none, or one [N] on every leaf")
     single = leads == {()}

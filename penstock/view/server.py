@@ -44,7 +44,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _TIMEOUT_S = 20.0
-"""Of a browser that does not go on with its request, or with an answer."""
+"""Seconds after which a connection is closed whose browser neither sends its request nor takes the answer."""
 _CHUNK = 1 << 18
 _LOOK_S = 0.2
 """Seconds between looks at whether the server is to end."""
@@ -232,7 +232,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal shows the address alone."""
+        """Says nothing of a request, since the terminal shows the page's address alone."""
 
 
 def asked_range(headers: Message, size: int) -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ Execute: TypeAlias = Callable[[list[Array]], Sequence[Array]]
 
 OBSERVATIONS, STEPS = 1_000, 50
 TOLERANCE = 1e-5
-"""Of boxes, relative where they are larger than 1."""
+"""Largest difference between two elements of a box; relative where the element is larger than 1."""
 _BATCHES = (1, 2, 7, 20, 970)
 _FAR = 1e6
 """A bound from which a box is drawn from like one without."""
@@ -189,7 +189,7 @@ def _is_exact(leaf: LeafSpec) -> bool:
 def _distance(leaf: LeafSpec, got: Array, wanted: Any) -> Array:
     """[n], how far each row of two actions is apart: of boxes the largest element, of choices 1 where they differ.
 
-    Of elements larger than 1 it is relative to them; 1 for rows of another shape or dtype.
+    The difference of an element larger than 1 is relative to it. Rows of another shape or dtype are 1 apart.
     """
     n = len(got)
     if got.shape != np.shape(wanted) or got.dtype != np.dtype(leaf.dtype):

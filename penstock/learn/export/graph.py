@@ -27,7 +27,7 @@ class Port(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row, without the batch dimension."""
     dtype: str
 
 

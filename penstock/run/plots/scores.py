@@ -48,9 +48,9 @@ class Scores:
 
     env: str
     name: str
-    """Of the curve, without its environment."""
+    """Name of the curve, without its environment."""
     steps: int
-    """Of the run that went least far."""
+    """Environment steps of the run that went least far."""
     values: Floats
     """[runs] float64."""
 
