@@ -24,16 +24,7 @@ def categorical(logits: Tensor, mask: Tensor | None, noise: Tensor | None, start
     rows, n = logits.shape
     action, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
     legal = None if mask is None else mask.bool().contiguous()
-    library.found.categorical(
-        logits.data_ptr(),
-        rows,
-        n,
-        None if legal is None else legal.data_ptr(),
-        None if noise is None else noise.data_ptr(),
-        start,
-        action.data_ptr(),
-        logp.data_ptr(),
-    )
+    library.found.categorical(_at(logits), rows, n, _at(legal), _at(noise), start, _at(action), _at(logp))
     return action, logp
 
 
@@ -48,18 +39,8 @@ def gaussian(
     """
     rows, n = mean.shape
     action, logp = torch.empty(rows, n), torch.empty(rows)
-    library.found.gaussian(
-        mean.data_ptr(),
-        rows,
-        n,
-        log_std.data_ptr(),
-        center.data_ptr(),
-        half.data_ptr(),
-        None if noise is None else noise.data_ptr(),
-        squash,
-        action.data_ptr(),
-        logp.data_ptr(),
-    )
+    given = (_at(x) for x in (log_std, center, half, noise))
+    library.found.gaussian(_at(mean), rows, n, *given, squash, _at(action), _at(logp))
     return action, logp
 
 
@@ -72,15 +53,10 @@ def control(out: Tensor, noise: Tensor | None, spread: float | None, center: Ten
     """
     rows, n = len(out), len(center)
     action = torch.empty(rows, n)
-    library.found.control(
-        out.data_ptr(),
-        rows,
-        n,
-        spread is None,
-        0.0 if spread is None else spread,
-        None if noise is None else noise.data_ptr(),
-        center.data_ptr(),
-        half.data_ptr(),
-        action.data_ptr(),
-    )
+    given = (_at(x) for x in (noise, center, half, action))
+    library.found.control(_at(out), rows, n, spread is None, spread or 0.0, *given)
     return action
+
+
+def _at(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
