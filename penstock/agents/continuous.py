@@ -194,8 +194,8 @@ class ControlAgent(Agent):
                 unit = tanh(mean + output.offset(h, matrices))
         else:
             out, box = self.actor(inputs, obs), self.box
-            fits = out.shape == (len(out), box.size * (1 + self._gaussian))
-            fits = fits and (noise is None or noise.shape == (len(out), box.size))
+            fits = out.shape[1:] == (box.size * (1 + self._gaussian),)  # len() would fix the rows of an export
+            fits = fits and (noise is None or noise.shape == (*out.shape[:1], box.size))
             if fits and heads.takes_rows(out, noise, box.center, box.half_range):  # and nobody is warm
                 spread = None if self._gaussian else float(self.spread)
                 return box.shaped(heads.control(out, noise, spread, box.center, box.half_range)), {}, None
