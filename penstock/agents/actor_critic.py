@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents import distributions as dists
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, chain_by_kernel
 from penstock.agents.gsde import StateDependentHead
 from penstock.agents.images import image_of
-from penstock.agents.mlp import MLP, orthogonal, out_of, through
+from penstock.agents.mlp import MLP, are_plain, is_plain, orthogonal, out_of, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
@@ -21,6 +21,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, HeldNoise
 from penstock.core.spec import EnvSpec, LeafSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_structure
+from penstock.native.acting import Acting
+from penstock.native.dense import takes_all
 
 FIRST_GAIN = 1e-8
 """Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
@@ -110,6 +112,18 @@ class ActionHead(nn.Module):
             at_mask += sum(sizes[i])
             parts.append(self._leaf(i, leaf, chunk, part))
         return dists.Joint(parts, self.noise_sizes, self.structure)
+
+    def for_kernel(self) -> dict[str, Any] | None:
+        """The head for the native kernel; None if it has none for this action."""
+        leaf = self.leaves[0]
+        if len(self.leaves) == 1 and leaf.kind == "discrete":
+            return {"head": "categorical", "start": leaf.start}
+        if len(self.leaves) > 1 or leaf.kind != "box" or self.log_std is None:
+            return None
+        given = {"log_std": self.log_std, "center": self.get_buffer("center_0"), "half": self.get_buffer("half_0")}
+        sizes = {len(x) for x in given.values()}
+        fits = sizes == {leaf.size} and takes_all([*given.values()]) and are_plain(given.values())
+        return {"head": "squashed" if self.squash else "gaussian", **given} if fits else None
 
     def _leaf(self, i: int, leaf: LeafSpec, params: Tensor, mask: Tensor | None) -> dists.Distribution:
         if leaf.kind == "discrete":
@@ -283,6 +297,16 @@ class ActorCritic(Agent):
             state = after
         action, logp = dists.acted(head(params, mask), noise)
         return action, {"logp": logp}, state
+
+    def by_kernel(self, noisy: bool) -> Acting | None:
+        parts: Any = self._modules
+        body, head = parts["actor"], parts["head"]
+        if self.memory is not None or self.actor_tail is not None:
+            return None
+        if not is_plain(body, Body) or not is_plain(head, ActionHead):
+            return None
+        acting, given = chain_by_kernel(self, ActorCritic, body.encoder, body.mlp, head.linear), head.for_kernel()
+        return None if acting is None or given is None else acting(n=head.widths[0], **given)
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         if self.critic is None or self.memory is not None:

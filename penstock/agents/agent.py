@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
+from penstock.agents.mlp import kernel_weights
 from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs, SampleBatch
@@ -18,6 +20,7 @@ from penstock.core.noise import NOTHING_HELD
 from penstock.core.protocols import require_members, required
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
+from penstock.native.acting import Acting
 
 _PAGE = "docs/writing-an-algorithm.md"
 
@@ -63,6 +66,13 @@ class Agent(nn.Module):
             action [B, *A] in the units of the environment, info [B, ...] to record, and the new state.
         """
         raise NotImplementedError(f"{type(self).__name__} must define act(inputs, state, noise)")
+
+    def by_kernel(self, noisy: bool) -> Acting | None:
+        """What `act` does, as one call of the native kernel, with or without noise; None where `act` itself must run.
+
+        Asked for each batch. An agent that has it must be of exactly the class that defined it, without memory.
+        """
+        return None
 
     @required
     def forward(self, inputs: Inputs, state: Tree = None) -> Any:
@@ -134,6 +144,17 @@ class Agent(nn.Module):
     def needs_statistics(self) -> bool:
         """True if running statistics must be set by a batch before anything is learned."""
         return False
+
+
+def chain_by_kernel(agent: Agent, kind: type[Agent], encoder: Any, body: Any, out: nn.Module) -> Any:
+    """Makes an `Acting` of an agent's plain layers on flat observations, given its head; None if it has others.
+
+    Also None for agents whose `act` is not exactly that of `kind`, with hooks, or where somebody looks on.
+    """
+    if type(agent) is not kind or not agent.__dict__.keys().isdisjoint(("act", "prepared")) or not encoder.is_identity:
+        return None
+    weights, seen = kernel_weights(body, encoder.size, out), agent.preparation.for_kernel()
+    return None if weights is None or seen is None else functools.partial(Acting, weights, body.activation, **seen)
 
 
 def output_of(agent: Agent, found: Any, name: str) -> Any:

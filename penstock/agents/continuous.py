@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.actor_critic import ActorCriticSettings
-from penstock.agents.agent import Agent, follow
+from penstock.agents.agent import Agent, chain_by_kernel, follow
 from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
-from penstock.agents.mlp import MLP, surely, through
+from penstock.agents.mlp import MLP, is_plain, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation
@@ -26,6 +26,8 @@ from penstock.core.noise import HeldNoise
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree
 from penstock.native import heads
+from penstock.native.acting import Acting
+from penstock.native.dense import takes_all
 from penstock.native.elementwise import exp, tanh
 
 _CLIP_MEAN = 2.0
@@ -210,6 +212,14 @@ class ControlAgent(Agent):
         if noise is not None:
             unit = torch.where(self.warm > 0.0, 2.0 * noise - 1.0, unit)
         return self.box.to_env(unit), {}, None
+
+    def by_kernel(self, noisy: bool) -> Acting | None:
+        actor, box = self.actor, self.box
+        if not is_plain(actor, Actor) or not takes_all((box.center, box.half_range)) or (noisy and surely(self.warm > 0.0)):
+            return None
+        acting = chain_by_kernel(self, ControlAgent, actor.encoder, actor.mlp, actor.out)
+        given = {"center": box.center, "half": box.half_range, "spread": float(self.spread)}
+        return acting and acting("control" if self._gaussian else "point", box.size, **given)
 
     def sample(self, inputs: Inputs, noise: Tensor) -> Squashed:
         """Reparametrised actions of the Gaussian from uniforms [N, size] (Haarnoja et al. 2018, appendix C)."""

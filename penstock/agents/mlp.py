@@ -139,14 +139,14 @@ class MLP(nn.Module):
         for layer in self.layers if gain is not None else ():
             orthogonal(layer, gain)  # pyright: ignore[reportArgumentType]
         init_layers(self.layers, init)
-        self._activation: Any = activation
+        self.activation: Any = activation
         self.between = activations(activation, len(self.layers))
 
     def forward(self, x: Tensor, out: nn.Module | None = None) -> Tensor:
         """`out`: an output layer to apply as well; see `through`."""
         layers: Any = self._modules["layers"]  # attribute look-ups on modules cost as much as a small product
         if (between := self._modules.get("between")) is None:
-            return run_layers(x, layers._modules.values(), self._activation, out)
+            return run_layers(x, layers._modules.values(), self.activation, out)
         for layer, activation in zip(layers, between):  # pyright: ignore[reportArgumentType]
             x = activation(layer(x))
         return x if out is None else in_full(out, x)
@@ -158,6 +158,15 @@ def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
         return body.forward(x, out)
     x = body(x)
     return x if out is None else in_full(out, x)
+
+
+def kernel_weights(body: nn.Module, inputs: int, out: nn.Module) -> list[Tensor] | None:
+    """Weight and bias of each layer of an MLP and an output layer, in turn; None if the kernel does not run them."""
+    parts: Any = body._modules
+    if library.found is None or not runs_directly() or not is_plain(body, MLP) or parts.get("between") is not None:
+        return None
+    weights = plain_weights((*parts["layers"]._modules.values(), out))
+    return weights if weights and dense.takes_all(weights) and dense.fit(inputs, weights) else None
 
 
 def out_of(body: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
@@ -340,13 +349,14 @@ def surely(x: Tensor) -> bool:
 
 def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """True if the layer is exactly of this kind, without hooks, parametrisations or a `forward` of its own."""
+    d: Any = layer.__dict__  # attribute look-ups on modules are slow
     return type(layer) is kind and not (
-        layer._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
-        or layer._forward_hooks  # pyright: ignore[reportPrivateUsage]
-        or layer._backward_hooks  # pyright: ignore[reportPrivateUsage]
-        or layer._backward_pre_hooks  # pyright: ignore[reportPrivateUsage]
-        or "forward" in layer.__dict__
-        or "_compiled_call_impl" in layer.__dict__
+        d["_forward_pre_hooks"]
+        or d["_forward_hooks"]
+        or d["_backward_hooks"]
+        or d["_backward_pre_hooks"]
+        or "forward" in d
+        or "_compiled_call_impl" in d
     )
 
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.images import image_of
+from penstock.agents.mlp import is_plain
 from penstock.agents.networks import Net
 from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, choices, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 
+_TINY = 1e-8
 _NORMALIZED = Net(normalize_obs=True)
 
 
@@ -58,6 +60,15 @@ class Preparation:
         """The observation as networks see it."""
         obs = self.unmasked(obs)
         return obs if self.normalizer is None else self.normalizer(obs)
+
+    def for_kernel(self) -> dict[str, Any] | None:
+        """The normaliser of a flat observation for the native kernel, empty without one; None if it is another's."""
+        if type(self) is Preparation and self.normalizer is None:
+            return {}
+        if type(self) is not Preparation or not is_plain(self.normalizer, ObsNormalizer):
+            return None
+        moments = self.normalizer.moments[0]
+        return {"mean": moments.mean, "scale": torch.rsqrt(moments.var + _TINY), "clip": self.normalizer.clip}
 
     def mask(self, obs: Tree) -> Tensor | None:
         """[N, choices] bool, True for legal choices, leaf by leaf (`spec.choices`); None if nothing is masked."""
@@ -144,7 +155,7 @@ class ObsNormalizer(nn.Module):
         out: list[Tensor] = []
         for on, rank, m, x in zip(self._applies, self._ranks, self.moments, tree_leaves(obs)):
             if on:
-                scale = torch.rsqrt(m.var + 1e-8)
+                scale = torch.rsqrt(m.var + _TINY)
                 flat = (x.reshape(*x.shape[: x.ndim - rank], len(m.mean)).double() - m.mean) * scale
                 x = flat.clamp(-self.clip, self.clip).float().reshape(x.shape)
             out.append(x)
@@ -178,7 +189,7 @@ class RewardScaler(nn.Module):
 
     def forward(self, reward: Tensor) -> Tensor:
         """Scaled rewards in the shape given."""
-        return (reward * torch.rsqrt(self.moments.var + 1e-8).float()).clamp(-self.clip, self.clip)
+        return (reward * torch.rsqrt(self.moments.var + _TINY).float()).clamp(-self.clip, self.clip)
 
     def update(self, reward: Tensor, ended: Tensor, valid: Tensor, first: Tensor) -> None:
         """Merges the running returns of [T, B] rewards; the return of an open episode goes on in the next batch.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
-from penstock.agents.agent import Agent, follow
+from penstock.agents.agent import Agent, chain_by_kernel, follow
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP, out_of, surely, through
+from penstock.agents.mlp import MLP, is_plain, out_of, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.own.networks import own_q_network
@@ -23,6 +23,7 @@ from penstock.core.batch import Inputs, flattened
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
+from penstock.native.acting import Acting
 from penstock.native.elementwise import softmax
 
 Ladder = Literal["none", "ape-x", "log-space"]
@@ -120,13 +121,13 @@ class QNetwork(nn.Module):
         size = streams[-1] if streams else size
         self.advantage = linear(size, actions * outputs)
         self.value = linear(size, outputs) if streams is not None else None
-        self._chained = self.memory is None and streams is None and sigma is None
+        self.is_chain = self.memory is None and streams is None and sigma is None
 
     def forward(self, inputs: Inputs, obs: Tree, state: Tree = None) -> tuple[Tensor, Tree]:
         """Outputs of flat rows [N, ...], or of sequences [T, B, ...] with memory, and the state after them."""
         if self.memory is None:
             x = obs if self.encoder.is_identity else self.encoder(inputs, obs)
-            if self._chained:
+            if self.is_chain:
                 return self._shaped(through(self.mlp, x, self.advantage)), None
             return self._head(self.mlp(x)), None
         lead = inputs.first.shape
@@ -279,6 +280,15 @@ class QAgent(Agent):
             of_chosen = q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
             info = {"q": of_chosen, "q_max": self.unless_stuck(inputs, q.amax(-1))}
         return index + self._start if self._start else index, info, state
+
+    def by_kernel(self, noisy: bool) -> Acting | None:
+        online = self.online
+        if self._records_q or self.outputs > 1 or not is_plain(online, QNetwork) or not online.is_chain:
+            return None
+        acting = chain_by_kernel(self, QAgent, online.encoder, online.mlp, online.advantage)
+        given = {"start": self._start, "epsilon": self.epsilon, "epsilons": len(self.epsilon)}
+        chance = {"evaluates": self.evaluates_with_noise, "evaluated": self._eps_eval}
+        return acting and acting("greedy", self.actions, **given, **chance)
 
     def _chance(self, slot: Tensor) -> Tensor:
         """[B] or [1] of a random action, for slots of these numbers [B]."""

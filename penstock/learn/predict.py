@@ -32,6 +32,10 @@ def predict(
         noise: makes uniforms [rows, noise_size]; None for the distribution's mode.
         episode_start: as `Policy.predict` has it.
     """
+    if type(obs) is np.ndarray and state is None and isinstance(spec.action, LeafSpec):
+        found = _by_kernel(agent, spec, obs, noise)
+        if found is not None:
+            return _as_env(spec.action, found, obs.ndim == 1)
     leaves, obs = _shown(agent, spec.obs, obs)
     arrays = _obs_arrays(leaves, obs, "obs")
     each = (leaves,) if isinstance(leaves, LeafSpec) else tree_leaves(leaves)
@@ -72,6 +76,20 @@ def predict(
         chosen, _, agent_state = agent.act(inputs, agent_state, None if noise is None else noise(rows).to(device))
     action = _mapped(lambda leaf, a: _as_env(leaf, a[:n].cpu().numpy(), single), spec.action, chosen)
     return action if agent_state is None else (action, (agent_state, chosen))
+
+
+def _by_kernel(
+    agent: Agent, spec: EnvSpec, obs: np.ndarray[Any, Any], noise: Callable[[int], Tensor] | None
+) -> np.ndarray[Any, Any] | None:
+    """[N, *A] actions for observations [N, size] or [size] by one call of the native kernel; None if they need more."""
+    leaf = spec.obs
+    if obs.dtype != np.float32 or not isinstance(leaf, LeafSpec) or obs.shape[-1:] != leaf.shape or obs.ndim > 2:
+        return None
+    acting = agent.by_kernel(noise is not None)
+    if acting is None:
+        return None
+    seen = np.ascontiguousarray(obs if obs.ndim == 2 else obs[None])
+    return acting.once(seen, None if noise is None else noise(len(seen)).numpy(), spec.action.shape)
 
 
 def _mapped(function: Callable[..., Any], spec: Tree, *others: Tree) -> Tree:

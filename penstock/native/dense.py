@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.native import library
 
-_ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
+ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
 _widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int]] = {}
 
 
@@ -23,9 +23,13 @@ def takes(x: Tensor, parameters: Sequence[Tensor], turned: bool = True) -> bool:
 
     Of what does not fit torch makes an error, where the kernel would read other memory.
     """
-    if x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2 or not takes_all(parameters):
+    if x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 2:
         return False
-    width = x.shape[1]
+    return takes_all(parameters) and fit(x.shape[1], parameters, turned)
+
+
+def fit(width: int, parameters: Sequence[Tensor], turned: bool = True) -> bool:
+    """True if each weight has as many inputs as the one before has outputs, the first `width`, and so each bias."""
     for weight, bias in zip(parameters[::2], parameters[1::2]):
         outputs, inputs = weight.shape if turned else weight.shape[::-1]
         if inputs != width or bias.numel() != outputs:
@@ -55,10 +59,10 @@ def forward(
         x.data_ptr(),
         rows,
         len(weights),
-        _as_ints(widths),
+        as_ints(widths),
         addresses(weights),
         addresses(parameters[1::2]),
-        _ACTIVATIONS[activation],
+        ACTIVATIONS[activation],
         activated,
         turned,
         addresses(outputs),
@@ -76,9 +80,9 @@ def last(x: Tensor, parameters: Sequence[Tensor], activation: str, activated: in
         x.data_ptr(),
         len(x),
         len(widths) - 1,
-        _as_ints(widths),
+        as_ints(widths),
         addresses(parameters),
-        _ACTIVATIONS[activation],
+        ACTIVATIONS[activation],
         activated,
         out.data_ptr(),
     )
@@ -110,9 +114,9 @@ def backward(
         x.data_ptr(),
         rows,
         len(weights),
-        _as_ints(widths),
+        as_ints(widths),
         addresses(weights),
-        _ACTIVATIONS[activation],
+        ACTIVATIONS[activation],
         activated,
         turned,
         addresses(outputs),
@@ -130,7 +134,8 @@ def _widths_of(x: Tensor, weights: Sequence[Tensor], turned: bool) -> tuple[int,
     return (x.shape[1], *(w.shape[0 if turned else 1] for w in weights))
 
 
-def _as_ints(widths: tuple[int, ...]) -> ctypes.Array[ctypes.c_int]:
+def as_ints(widths: tuple[int, ...]) -> ctypes.Array[ctypes.c_int]:
+    """The same numbers for C; made once."""
     found = _widths.get(widths)
     if found is None:
         found = _widths[widths] = (ctypes.c_int * len(widths))(*widths)

@@ -21,12 +21,12 @@ enum { EXP, LOG, LOG1P, TANH_OF, NORMAL };
 #define HIDDEN static inline __attribute__((always_inline, unused))
 
 /* Memory of this thread that grows, aligned for vectors: PACKED for [k, 2 W] panels of a matrix and for working numbers,
-   OUTPUTS for those of hidden layers. */
-enum { PACKED, OUTPUTS };
+   OUTPUTS for those of hidden layers, ACTED for what goes into a network that acts and comes out of it. */
+enum { PACKED, OUTPUTS, ACTED };
 static float *memory(int of, long floats)
 {
-    static __thread float *held[2];
-    static __thread long size[2];
+    static __thread float *held[3];
+    static __thread long size[3];
     if (floats > size[of]) {
         free(held[of]);
         size[of] = floats;
@@ -350,6 +350,66 @@ API void control(const float *out, long rows, int n, int gaussian, float spread,
                  const float *center, const float *half, float *action)
 {
     kernel->control(out, rows, n, gaussian, spread, uniform, center, half, action);
+}
+
+/* How an agent acts (penstock/native/acting.py has the same fields): a network as `last` has it, and one of HEADS. */
+enum { CATEGORICAL, GAUSSIAN, SQUASHED, POINT, CONTROL, GREEDY };
+struct Acting {
+    int head, layers, activation, activated, n; /* n: choices, or elements of a box */
+    const int *width;
+    const float *const *parameter;
+    const double *mean, *scale; /* [width[0]] of the observations' normaliser; 0: none */
+    double clip;
+    const float *log_std, *center, *half; /* [n] of boxes */
+    int64_t start; /* the number of the first choice */
+    float spread; /* of a POINT's noise */
+    const float *epsilon; /* [epsilons] of GREEDY, by slot */
+    long epsilons;
+    int evaluates;
+    float evaluated; /* the chance of slots below 0, where they are evaluated by chance */
+};
+
+/* Actions [rows, ...] for observations x [rows, width[0]] by `uniform` numbers, as the heads above take them, and where
+   they have them log-probabilities [rows]. GREEDY: the first of the largest outputs, or by uniform [rows, 3] (chance,
+   choice, number of the slot) any other. */
+API void act(const struct Acting *by, const float *x, long rows, const float *uniform, void *action, float *logp)
+{
+    int k = by->width[0], m = by->width[by->layers], n = by->n;
+    float *out = memory(ACTED, rows * (k + m)), *seen = out + rows * m;
+    int64_t *chosen = action;
+    if (by->mean) {
+        for (long r = 0; r < rows; r++)
+            for (int i = 0; i < k; i++) {
+                double z = ((double)x[r * k + i] - by->mean[i]) * by->scale[i];
+                seen[r * k + i] = (float)(z > by->clip ? by->clip : z < -by->clip ? -by->clip : z);
+            }
+        x = seen;
+    }
+    last(x, rows, by->layers, by->width, by->parameter, by->activation, by->activated, out);
+    switch (by->head) {
+    case CATEGORICAL: kernel->categorical(out, rows, n, 0, uniform, by->start, chosen, logp); return;
+    case GAUSSIAN:
+    case SQUASHED:
+        kernel->gaussian(out, rows, n, by->log_std, by->center, by->half, uniform, by->head == SQUASHED, action, logp);
+        return;
+    case POINT:
+    case CONTROL:
+        kernel->control(out, rows, n, by->head == CONTROL, by->spread, uniform, by->center, by->half, action);
+        return;
+    }
+    for (long r = 0; r < rows; r++) {
+        const float *q = out + r * n, *u = uniform + 3 * r;
+        int best = 0;
+        for (int i = 1; i < n && q[best] == q[best]; i++)
+            best = q[i] > q[best] || q[i] != q[i] ? i : best;
+        if (uniform) {
+            long slot = (long)u[2] % by->epsilons;
+            float chance = by->epsilon[slot < 0 ? slot + by->epsilons : slot];
+            if (u[0] < (u[2] < 0.0f && by->evaluates ? by->evaluated : chance))
+                best = (int)(u[1] * n);
+        }
+        chosen[r] = best + by->start;
+    }
 }
 
 #else /* the text for one set of instructions */

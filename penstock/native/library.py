@@ -36,6 +36,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "categorical": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, ctypes.c_int64, _ADDRESS, _ADDRESS],
     "gaussian": [_ADDRESS, _SIZE, _COUNT, *([_ADDRESS] * 4), _COUNT, _ADDRESS, _ADDRESS],
     "control": [_ADDRESS, _SIZE, _COUNT, _COUNT, ctypes.c_float, *([_ADDRESS] * 4)],
+    "act": [_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS],
 }
 """The arguments of each function of kernel.c; none returns anything."""
 
@@ -65,13 +66,13 @@ def loaded() -> tuple[Any, str]:
             return None, f"{file.name} was built from another version: install penstock again"
         library.choose.restype = ctypes.c_char_p
         chosen = library.choose(("" if asked in ("", "1") else asked).encode())
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
     except (OSError, AttributeError) as error:
         return None, f"{file.name} cannot be loaded, install penstock again: {error}"
     if chosen is None:
         return None, f"this processor lacks {'fused multiply-add' if asked in ('', '1') else asked}"
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
     return library, chosen.decode()
 
 

@@ -49,10 +49,20 @@ class GroupViews:
         self._actions = [x[:, slots] for x in tree_leaves(batch.action)]
         self._null = tree_leaves(null_action)
         self._state = [x[slots] for x in tree_leaves(batch.state)]
+        self._columns = batch.obs, batch.action, batch.info, slots
         agent_info = {k: v for k, v in batch.info.items() if k != "env"}
         outputs = [torch.from_numpy(x)[:, slots] for x in tree_leaves((batch.action, agent_info))]
         self.outputs = [[x[t] for x in outputs] for t in range(T)]
         self.leaves = answer_leaves(batch.action, agent_info)
+
+    def served(self, agent: LoopAgent, noise: npt.NDArray[np.float32] | None) -> Callable[[int], None] | None:
+        """Acts for row t of this batch by one call of the native kernel; None where the agent's `act` must be called."""
+        acting = agent.by_kernel(noise is not None) if isinstance(agent, Agent) and self.device.type == "cpu" else None
+        obs, action, info, slots = self._columns
+        if acting is None or not isinstance(obs, np.ndarray) or not isinstance(action, np.ndarray):
+            return None
+        logp = info.get("logp")
+        return acting.rows(*(None if x is None else x[:, slots] for x in (obs, action, logp, noise)))
 
     def record_state(self, state: Tree) -> None:
         """Writes the recurrent state before row 0 [padded, ...] into the batch."""
@@ -258,6 +268,10 @@ def collect(
         view.record_state(state)
 
     def serve_row(group: int, row: int) -> None:
+        if (act := by_kernel[group]) is not None:
+            act(row)
+            pool.send(group, row)
+            return
         view = views[group]
         action, info, states[group] = acting[group].act(view.input(row), states[group], noises[group][row])
         for out, value in zip(view.outputs[row], view.leaves(action, info)):
@@ -272,6 +286,10 @@ def collect(
 
     serve = serve_turns if by_turns else serve_row
     with torch.inference_mode(), one_torch_thread():
+        by_kernel = [
+            None if by_turns else view.served(agent, uniforms[policy])
+            for view, agent, (policy, _) in zip(views, acting, pool.groups)
+        ]
         rows = [0] * len(pool.groups)
         begun = [group for group in range(len(rows)) if not (by_turns and pool.finished(group))]
         for group in begun:

@@ -56,6 +56,9 @@ class TensorViews:
             [(x[t], _wide(batch.valid[t, slots], x[t]), y) for x, y in zip(actions, nulls)] for t in range(T)
         ]
 
+    def served(self, agent: Any, noise: Any) -> None:
+        """None: the agent's `act` is called."""
+
     def record_state(self, state: Tree) -> None:
         """Writes the recurrent state before row 0 [padded, ...] into the batch."""
         for x, y in zip(self._state, tree_leaves(state)):
