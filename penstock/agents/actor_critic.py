@@ -305,8 +305,9 @@ class ActorCritic(Agent):
             return None
         if not is_plain(body, Body) or not is_plain(head, ActionHead):
             return None
-        acting, given = chain_by_kernel(self, ActorCritic, body.encoder, body.mlp, head.linear), head.for_kernel()
-        return None if acting is None or given is None else acting(n=head.widths[0], **given)
+        n, given = head.widths[0], head.for_kernel()
+        acting = chain_by_kernel(self, ActorCritic, body.encoder, body.mlp, head.linear, n)
+        return None if acting is None or given is None else acting(n=n, **given)
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Output:
         if self.critic is None or self.memory is not None:

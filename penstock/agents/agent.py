@@ -146,14 +146,14 @@ class Agent(nn.Module):
         return False
 
 
-def chain_by_kernel(agent: Agent, kind: type[Agent], encoder: Any, body: Any, out: nn.Module) -> Any:
+def chain_by_kernel(agent: Agent, kind: type[Agent], encoder: Any, body: Any, out: nn.Module, outputs: int) -> Any:
     """Makes an `Acting` of an agent's plain layers on flat observations, given its head; None if it has others.
 
     Also None for agents whose `act` is not exactly that of `kind`, with hooks, or where somebody looks on.
     """
     if type(agent) is not kind or not agent.__dict__.keys().isdisjoint(("act", "prepared")) or not encoder.is_identity:
         return None
-    weights, seen = kernel_weights(body, encoder.size, out), agent.preparation.for_kernel()
+    weights, seen = kernel_weights(body, encoder.size, out, outputs), agent.preparation.for_kernel()
     return None if weights is None or seen is None else functools.partial(Acting, weights, body.activation, **seen)
 
 

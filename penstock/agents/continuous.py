@@ -215,9 +215,14 @@ class ControlAgent(Agent):
 
     def by_kernel(self, noisy: bool) -> Acting | None:
         actor, box = self.actor, self.box
-        if not is_plain(actor, Actor) or not takes_all((box.center, box.half_range)) or (noisy and surely(self.warm > 0.0)):
+        if (
+            not is_plain(actor, Actor)
+            or not takes_all((box.center, box.half_range))
+            or (noisy and surely(self.warm > 0.0))
+        ):
             return None
-        acting = chain_by_kernel(self, ControlAgent, actor.encoder, actor.mlp, actor.out)
+        outputs = box.size * (1 + self._gaussian)
+        acting = chain_by_kernel(self, ControlAgent, actor.encoder, actor.mlp, actor.out, outputs)
         given = {"center": box.center, "half": box.half_range, "spread": float(self.spread)}
         return acting and acting("control" if self._gaussian else "point", box.size, **given)
 

@@ -160,13 +160,18 @@ def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
     return x if out is None else in_full(out, x)
 
 
-def kernel_weights(body: nn.Module, inputs: int, out: nn.Module) -> list[Tensor] | None:
-    """Weight and bias of each layer of an MLP and an output layer, in turn; None if the kernel does not run them."""
-    parts: Any = body._modules
+def kernel_weights(body: nn.Module, inputs: int, out: nn.Module, outputs: int) -> list[Tensor] | None:
+    """Weight and bias of each layer of an MLP and an output layer, in turn; None if the kernel does not run them.
+
+    Args:
+        inputs, outputs: widths that the first and the last layer must have.
+    """
+    parts: Any = body.__dict__["_modules"]  # attribute look-ups on modules are slow
     if library.found is None or not runs_directly() or not is_plain(body, MLP) or parts.get("between") is not None:
         return None
     weights = plain_weights((*parts["layers"]._modules.values(), out))
-    return weights if weights and dense.takes_all(weights) and dense.fit(inputs, weights) else None
+    fit = weights and weights[-1].numel() == outputs and dense.takes_all(weights) and dense.fit(inputs, weights)
+    return weights if fit else None
 
 
 def out_of(body: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:

@@ -63,12 +63,15 @@ class Preparation:
 
     def for_kernel(self) -> dict[str, Any] | None:
         """The normaliser of a flat observation for the native kernel, empty without one; None if it is another's."""
-        if type(self) is Preparation and self.normalizer is None:
-            return {}
-        if type(self) is not Preparation or not is_plain(self.normalizer, ObsNormalizer):
+        normalizer = self.normalizer
+        if type(self) is not Preparation or (normalizer is not None and not is_plain(normalizer, ObsNormalizer)):
             return None
-        moments = self.normalizer.moments[0]
-        return {"mean": moments.mean, "scale": torch.rsqrt(moments.var + _TINY), "clip": self.normalizer.clip}
+        if normalizer is None:
+            return {}
+        moments = normalizer.moments[0]
+        if moments.mean.dtype is not torch.float64 or moments.var.dtype is not torch.float64:
+            return None
+        return {"mean": moments.mean, "scale": torch.rsqrt(moments.var + _TINY), "clip": normalizer.clip}
 
     def mask(self, obs: Tree) -> Tensor | None:
         """[N, choices] bool, True for legal choices, leaf by leaf (`spec.choices`); None if nothing is masked."""

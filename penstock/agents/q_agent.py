@@ -24,6 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
 from penstock.core.tree import Tree, tree_map
 from penstock.native.acting import Acting
+from penstock.native.dense import takes_all
 from penstock.native.elementwise import softmax
 
 Ladder = Literal["none", "ape-x", "log-space"]
@@ -285,7 +286,9 @@ class QAgent(Agent):
         online = self.online
         if self._records_q or self.outputs > 1 or not is_plain(online, QNetwork) or not online.is_chain:
             return None
-        acting = chain_by_kernel(self, QAgent, online.encoder, online.mlp, online.advantage)
+        if not takes_all((self.epsilon,)):
+            return None
+        acting = chain_by_kernel(self, QAgent, online.encoder, online.mlp, online.advantage, self.actions)
         given = {"start": self._start, "epsilon": self.epsilon, "epsilons": len(self.epsilon)}
         chance = {"evaluates": self.evaluates_with_noise, "evaluated": self._eps_eval}
         return acting and acting("greedy", self.actions, **given, **chance)

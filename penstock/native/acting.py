@@ -73,21 +73,21 @@ class Acting:
         Returns:
             None where the arrays are others, or n rows do not lie one after another.
         """
+        n = obs.shape[1] if isinstance(obs, np.ndarray) and obs.ndim > 1 else -1
         if (
-            not _lies(obs, _FLOAT32, self._inputs)
-            or not _lies(action, self.dtype, self._size)
-            or (self._has_logp and not _lies(logp, _FLOAT32, 1))
-            or not (noise is None or _lies(noise, _FLOAT32, self._noise))
+            not _lies(obs, _FLOAT32, n, self._inputs)
+            or not _lies(action, self.dtype, n, self._size)
+            or (self._has_logp and not _lies(logp, _FLOAT32, n, 1))
+            or not (noise is None or _lies(noise, _FLOAT32, n, self._noise))
         ):
             return None
-        act, n = library.found.act, obs.shape[1]
+        act = library.found.act
         (x, dx), (u, du), (a, da), (p, dp) = map(_rows_at, (obs, noise, action, logp))
 
         def serve(t: int) -> None:
             act(self._at, x + t * dx, n, u + t * du, a + t * da, p + t * dp)
 
         return serve
-
 
     def once(self, obs: Any, noise: Any, shape: tuple[int, ...]) -> Any:
         """Actions [n, *shape] for observations [n, inputs] and noise [n, numbers] or None, float32 as `rows` has them."""
@@ -98,9 +98,9 @@ class Acting:
         return action
 
 
-def _lies(x: Any, dtype: Any, size: int) -> bool:
+def _lies(x: Any, dtype: Any, n: int, size: int) -> bool:
     """True for an array [T, n, ...] of n rows of `size` numbers, one after another."""
-    if type(x) is not np.ndarray or x.dtype != dtype or x.ndim < 2:
+    if type(x) is not np.ndarray or x.dtype != dtype or x.shape[1:2] != (n,):
         return False
     row = x[:1]  # numpy's flag asks for no strides of dimensions of one or none
     return row.flags.c_contiguous and math.prod(row.shape[2:]) == size

@@ -37,6 +37,15 @@ static float *memory(int of, long floats)
     return held[of];
 }
 
+/* Four floats, and any four of those of two. */
+typedef float Four __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t FourInts __attribute__((vector_size(16)));
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (FourInts){__VA_ARGS__})
+#endif
+
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(name) JOIN(name, ISA)
@@ -422,10 +431,12 @@ API void act(const struct Acting *by, const float *x, long rows, const float *un
 #else
 #define VECTORS 2
 #endif
-#if W == 8
+#if W == 8 /* AVX2 has 16 registers: 6 rows of 2 sums, or 12 of one, 2 weights and an input */
 #define ROWS 6
+#define NARROW 12
 #else
 #define ROWS 8
+#define NARROW 16
 #endif
 
 /* tanh(x), within 2e-7: a rational function, even denominator and odd numerator, of x cut at 7.9; 1 from 8.3 on. */
@@ -453,29 +464,30 @@ HIDDEN V NAME(activated)(V x, int act)
     return act == TANH ? NAME(tanh_of)(x) : act == RELU ? HIGHER(ALL(0.0f), x) : x;
 }
 
-/* A tile of R rows and N columns: y = act(a b + bias), or in a backward pass y = (a b) times the derivative of the
+/* A tile of R rows and `wide` vectors of columns, of panels of N: y = act(a b + bias), or in a backward pass y = (a b) times the derivative of the
    activation, a function of its output `by`. `a` has a row a row (`along` 0), or a row a column (1). */
-#define TILE(R)                                                                                                        \
-    HIDDEN void JOIN(NAME(tile), R)(int k, const float *a, long lda, int along, const float *b, float *y, long ldy,    \
-                                    int columns, const float *bias, int act, const float *by, long ldby)               \
+#define TILE_NAME(R, wide) JOIN(JOIN(NAME(tile), R), wide)
+#define TILE(R, wide)                                                                                                  \
+    HIDDEN void TILE_NAME(R, wide)(int k, const float *a, long lda, int along, const float *b, float *y, long ldy,     \
+                                   int columns, const float *bias, int act, const float *by, long ldby)               \
     {                                                                                                                  \
-        V sum[R][VECTORS];                                                                                             \
+        V sum[R][wide];                                                                                             \
         float edge[N];                                                                                                 \
         memset(edge, 0, sizeof edge);                                                                                  \
         if (bias)                                                                                                      \
             memcpy(edge, bias, columns * sizeof(float));                                                               \
         for (int r = 0; r < R; r++)                                                                                    \
-            for (int c = 0; c < VECTORS; c++)                                                                          \
+            for (int c = 0; c < wide; c++)                                                                             \
                 sum[r][c] = LOAD(edge + c * W);                                                                        \
         for (int i = 0; i < k; i++)                                                                                    \
-            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)                                                        \
+            _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                                       \
             {                                                                                                          \
                 V one = ALL(along ? a[i * lda + r] : a[r * lda + i]);                                                  \
-                _Pragma("GCC unroll 8") for (int c = 0; c < VECTORS; c++) sum[r][c] =                                  \
+                _Pragma("GCC unroll 8") for (int c = 0; c < wide; c++) sum[r][c] =                                     \
                     FMA(one, LOAD(b + (long)i * N + c * W), sum[r][c]);                                                \
             }                                                                                                          \
         for (int r = 0; r < R; r++)                                                                                    \
-            for (int c = 0; c < VECTORS && c * W < columns; c++) {                                                     \
+            for (int c = 0; c < wide && c * W < columns; c++)    {                                                     \
                 V x = sum[r][c];                                                                                       \
                 int here = columns - c * W < W ? columns - c * W : W;                                                  \
                 if (by) {                                                                                              \
@@ -505,9 +517,40 @@ HIDDEN V NAME(some)(const float *x, int n)
     return LOAD(part);
 }
 
-TILE(6)
-TILE(8)
-TILE(1)
+TILE(ROWS, VECTORS)
+TILE(1, VECTORS)
+TILE(NARROW, 1) /* for panels of one vector or less: outputs of heads, and weights of few inputs */
+TILE(1, 1)
+
+/* packed [k, N] = x [columns, k] turned, four by four where there are as many. */
+HIDDEN void NAME(turn)(int columns, int k, const float *x, long ldx, float *packed)
+{
+    int c = 0;
+    for (; c + 4 <= columns; c += 4) {
+        int i = 0;
+        for (; i + 4 <= k; i += 4) {
+            Four in[4], low, high, low2, high2;
+            for (int r = 0; r < 4; r++)
+                memcpy(in + r, x + (long)(c + r) * ldx + i, sizeof *in);
+            low = PICK(in[0], in[1], 0, 4, 1, 5);
+            high = PICK(in[0], in[1], 2, 6, 3, 7);
+            low2 = PICK(in[2], in[3], 0, 4, 1, 5);
+            high2 = PICK(in[2], in[3], 2, 6, 3, 7);
+            in[0] = PICK(low, low2, 0, 1, 4, 5);
+            in[1] = PICK(low, low2, 2, 3, 6, 7);
+            in[2] = PICK(high, high2, 0, 1, 4, 5);
+            in[3] = PICK(high, high2, 2, 3, 6, 7);
+            for (int r = 0; r < 4; r++)
+                memcpy(packed + (long)(i + r) * N + c, in + r, sizeof *in);
+        }
+        for (; i < k; i++)
+            for (int r = 0; r < 4; r++)
+                packed[(long)i * N + c + r] = x[(long)(c + r) * ldx + i];
+    }
+    for (; c < columns; c++)
+        for (int i = 0; i < k; i++)
+            packed[(long)i * N + c] = x[(long)c * ldx + i];
+}
 
 /* y [m, n] = a [m, k] b [k, n], with bias and activation, or the derivative by the outputs `by` [m, n]; `along`: a is
    stored [k, m]; `turned`: b is stored [n, k]. */
@@ -517,22 +560,26 @@ static void NAME(product)(int along, int turned, long m, int n, int k, const flo
     float *packed = memory(PACKED, (long)k * N);
     for (int j = 0; j < n; j += N) {
         int columns = n - j < N ? n - j : N;
-        for (int i = 0; i < k; i++) {
-            float *row = packed + (long)i * N;
-            if (turned)
-                for (int c = 0; c < columns; c++)
-                    row[c] = b[(long)(j + c) * ldb + i];
-            else
-                memcpy(row, b + (long)i * ldb + j, columns * sizeof(float));
-            if (columns < N)
-                memset(row + columns, 0, (N - columns) * sizeof(float));
-        }
+        if (columns < N)
+            memset(packed, 0, (long)k * N * sizeof(float));
+        if (turned)
+            NAME(turn)(columns, k, b + (long)j * ldb, ldb, packed);
+        else
+            for (int i = 0; i < k; i++)
+                memcpy(packed + (long)i * N, b + (long)i * ldb + j, columns * sizeof(float));
 #define AT(i) a + (along ? (i) : (i) * lda), lda, along, packed, y + (i) * n + j, n, columns, bias ? bias + j : 0, act
         long i = 0;
-        for (; i + ROWS <= m; i += ROWS) /* AVX2 has 16 registers: 6 rows of 2 sums, 2 weights and an input */
-            JOIN(NAME(tile), ROWS)(k, AT(i), by ? by + i * n + j : 0, n);
-        for (; i < m; i++)
-            JOIN(NAME(tile), 1)(k, AT(i), by ? by + i * n + j : 0, n);
+        if (columns > W) {
+            for (; i + ROWS <= m; i += ROWS)
+                TILE_NAME(ROWS, VECTORS)(k, AT(i), by ? by + i * n + j : 0, n);
+            for (; i < m; i++)
+                TILE_NAME(1, VECTORS)(k, AT(i), by ? by + i * n + j : 0, n);
+        } else {
+            for (; i + NARROW <= m; i += NARROW)
+                TILE_NAME(NARROW, 1)(k, AT(i), by ? by + i * n + j : 0, n);
+            for (; i < m; i++)
+                TILE_NAME(1, 1)(k, AT(i), by ? by + i * n + j : 0, n);
+        }
 #undef AT
     }
 }
@@ -994,8 +1041,10 @@ static void NAME(control)(const float *out, long rows, int n, int gaussian, floa
 #undef W
 #undef N
 #undef ROWS
+#undef NARROW
 #undef VECTORS
 #undef TILE
+#undef TILE_NAME
 #undef LOAD
 #undef STORE
 #undef ALL

@@ -59,10 +59,10 @@ class GroupViews:
         """Acts for row t of this batch by one call of the native kernel; None where the agent's `act` must be called."""
         acting = agent.by_kernel(noise is not None) if isinstance(agent, Agent) and self.device.type == "cpu" else None
         obs, action, info, slots = self._columns
-        if acting is None or not isinstance(obs, np.ndarray) or not isinstance(action, np.ndarray):
+        found = obs, action, info.get("logp"), noise
+        if acting is None or not all(x is None or isinstance(x, np.ndarray) for x in found):
             return None
-        logp = info.get("logp")
-        return acting.rows(*(None if x is None else x[:, slots] for x in (obs, action, logp, noise)))
+        return acting.rows(*(None if x is None else x[:, slots] for x in found))
 
     def record_state(self, state: Tree) -> None:
         """Writes the recurrent state before row 0 [padded, ...] into the batch."""
