@@ -69,7 +69,7 @@ TASKS = {
     "ppo-cartpole": Task("ppo", "CartPole-v1", 60_000, 475.0, 5, whole=True),
     "ppo-cartpole-stop": Task("ppo", "CartPole-v1", 150_000, 475.0, 5, kind="stop", median_s=3.0,
                               note="mean of the last 100 training episodes"),
-    "a2c-cartpole": Task("a2c", "CartPole-v1", 150_000, 450.0, 4, whole=True),
+    "a2c-cartpole": Task("a2c", "CartPole-v1", 500_000, 450.0, 4, whole=True),
     "impala-cartpole": Task("impala", "CartPole-v1", 300_000, 450.0, 4, 10_000, whole=True, note="one batch ahead"),
     "appo-cartpole": Task("appo", "CartPole-v1", 300_000, 450.0, 4, 10_000, whole=True, note="one batch ahead"),
     "ppo-acrobot": Task("ppo", "Acrobot-v1", 150_000, -100.0, 4),
