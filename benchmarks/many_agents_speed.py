@@ -197,7 +197,7 @@ def shared(env: str | int, T: int, B: int) -> tuple[str, Who]:
 
 CASES = {
     **{f"toy-{K}": case(f"toy, K={K}, E={E}", "agent steps/s", shared(K, T, E), ("numpy floor", Who("floor", {"K": K, "E": E})), bar)
-       for K, E, bar in ((2, 8, 0.55), (8, 8, 0.75), (32, 2, 0.75))},
+       for K, E, bar in ((2, 8, 0.82), (8, 8, 0.82), (32, 2, 0.82))},
     "policies": case("toy, K=2, E=8, two policies", "agent steps/s", ("two policies", Who("sampled", {
         "env": 2, "T": T, "B": 8, "mapping": {"agent_0": "a", "agent_1": "b"}})), shared(2, T, 8), 0.70),
     "spread": case("spread, E=16", "agent steps/s", shared(SPREAD, 25, 16), ("bare environment", Who("bare_spread", {"E": 16})), 0.9),

@@ -300,7 +300,7 @@ def _sampling_case(B: int) -> Case:
     }
     # One process is no peer of worker processes; it is shown, since for CartPole it beats every other one.
     peers = ("SB3, 2 processes", "SB3 SubprocVecEnv", "Gymnasium AsyncVectorEnv", "Sample Factory")
-    bars = [Bar("CpuSampler", 0.75 if B == 16 else 0.80, ("floor",))]
+    bars = [Bar("CpuSampler", 0.83 if B == 16 else 0.88, ("floor",))]
     if B == 16:
         bars += [Bar("CpuSampler", 6.0, peers), Bar("GpuSampler", 0.9, ("SerialSampler",))]
     else:

@@ -150,8 +150,8 @@ def _case(B: int, *bars: Bar) -> Case:
 
 
 CASES = {
-    "sampling-16": _case(16, Bar("penstock", 2.1, ("SB3",)), Bar("penstock", 0.85, ("floor",))),
-    "sampling-64": _case(64, Bar("penstock", 0.90, ("floor",))),
+    "sampling-16": _case(16, Bar("penstock", 3.0, ("SB3",)), Bar("penstock", 0.95, ("floor",))),
+    "sampling-64": _case(64, Bar("penstock", 0.92, ("floor",))),
     "native": Case("sampling, CartPoleVectorEnv, B=256", "steps/s", {"penstock": Who("native")}, (Bar("penstock", 400_000.0),)),
     "ppo": Case(f"PPO, {ENV}, {PPO_STEPS // 1000}k steps", "steps/s",
                 {"penstock": Who("ppo"), "SB3": Who("ppo", {"steps": PPO_STEPS}, "peers/sb3.py", "peer")},
