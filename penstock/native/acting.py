@@ -90,7 +90,7 @@ class Acting:
         return serve
 
     def once(self, obs: Any, noise: Any, shape: tuple[int, ...]) -> Any:
-        """Actions [n, *shape] for observations [n, inputs] and noise [n, numbers] or None, float32 as `rows` has them."""
+        """Actions [n, *shape] for observations [n, inputs] and noise [n, numbers] or None, as `rows` has them."""
         n = len(obs)
         action, logp = np.empty((n, *shape), self.dtype), np.empty(n, np.float32)
         (x, _), (u, _), (a, _), (p, _) = map(_rows_at, (obs, noise, action, logp))

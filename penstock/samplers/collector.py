@@ -56,7 +56,7 @@ class GroupViews:
         self.leaves = answer_leaves(batch.action, agent_info)
 
     def served(self, agent: LoopAgent, noise: npt.NDArray[np.float32] | None) -> Callable[[int], None] | None:
-        """Acts for row t of this batch by one call of the native kernel; None where the agent's `act` must be called."""
+        """Acts for row t by one call of the native kernel; None where the agent's `act` must be called."""
         acting = agent.by_kernel(noise is not None) if isinstance(agent, Agent) and self.device.type == "cpu" else None
         obs, action, info, slots = self._columns
         found = obs, action, info.get("logp"), noise
