@@ -12,7 +12,8 @@ import pytest
 from penstock.run.log import TAKEN_AT, MetricsLog
 from penstock.run.tracking import sender as module
 from penstock.run.tracking.sender import Sender
-from tests.run.tracking.made import HERE, Told, ended, run_dir, write
+from tests.run.tracking import made
+from tests.run.tracking.made import HERE, LINE, Told, ended, run_dir, write
 
 NAME = f"{HERE}:Told"
 
@@ -112,7 +113,7 @@ def test_one_that_fails_gets_every_row_later_once_and_in_order(tmp_path: Path) -
     Told.fails |= {"start": 2, "write 3": 3}
     live = Sender(run, NAME)
     until(lambda: live.trouble)
-    assert live.trouble == "RuntimeError: no start"
+    assert live.trouble == f"RuntimeError: no start, at {made.__file__}:{LINE}"
     until(lambda: len(Told.rows) == 5)
     assert Told.steps() == [1, 2, 3, 4, 5]
     assert len({told.id for told in Told.runs}) == 1 and len(Told.runs) == 4
@@ -124,7 +125,8 @@ def test_one_that_always_fails_is_said_with_what_sends_the_rest(tmp_path: Path) 
     Told.fails |= {"write 2": 1000}
     (said,) = ended(Sender(run, NAME))
     assert said == (
-        f"tracker {NAME} failed (RuntimeError: no write 2), 2 rows are not sent: penstock track {run} sends them"
+        f"tracker {NAME} failed (RuntimeError: no write 2, at {made.__file__}:{LINE}), 2 rows are not sent: "
+        f"penstock track {run} sends them"
     )
     Told.fails.clear()
     ended(Sender(run, NAME))
@@ -138,7 +140,7 @@ def test_a_file_that_is_refused_holds_up_no_row_and_is_tried_again_by_the_next(t
     until(lambda: Told.files)
     write(run, range(2, 4))
     (said,) = ended(live)
-    assert "failed (config.json: RuntimeError: no settings), files may not be sent" in said
+    assert "failed (config.json: RuntimeError: no settings, at " in said and "), files may not be sent" in said
     assert Told.steps() == [1, 2, 3] and Told.files == [("meta.json", "versions")]
     assert ended(Sender(run, NAME)) == []
     assert Told.files == [("meta.json", "versions"), ("config.json", "settings")]
