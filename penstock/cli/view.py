@@ -40,7 +40,10 @@ def run(argv: list[str]) -> int:
         said = f"{count:,} runs" if count != 1 else "1 run"
         print(f"{said} in {server.catalog.folder}; the page, until Ctrl-C: {server.url}", flush=True)
         if not count:
-            print(f"penstock: no run in {server.catalog.folder} yet: they appear as they begin", file=sys.stderr)
+            print(
+                f"penstock: no run in {server.catalog.folder} yet, no metrics.jsonl there or below: they appear as they begin",
+                file=sys.stderr,
+            )
         if not server.is_private:
             text = f"penstock: on {args.host} whoever has this address can read these runs, over an open line"
             print(text, file=sys.stderr)
