@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.core.errors import words_of
+from penstock.core.machine import counted
 from penstock.run.tracking.backlog import Backlog
 from penstock.run.tracking.tracker import Tracker, make_tracker
 
@@ -73,7 +74,7 @@ class Sender:
         if not rows and not alive and not self.trouble:
             return ""
         why = "does not answer" if alive else f"failed ({self.trouble})" if self.trouble else "has ended"
-        what = f"{rows:,} rows are not sent" if rows else "files may not be sent"
+        what = f"{counted(rows, 'row')} not sent" if rows else "files may not be sent"
         return f"tracker {self.name} {why}, {what}: penstock track {self._backlog.run_dir} sends them"
 
     def _serve(self) -> None:

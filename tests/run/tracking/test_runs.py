@@ -79,7 +79,7 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(tmp_path: Path) -> 
         f"tracker {NAME} failed: RuntimeError: no start, at {made.__file__}:{LINE}; training goes on, and it gets every "
         "row later"
     ]
-    assert "11 rows are not sent: penstock track" in texts[-1] and run.result.stopped_by == "steps"
+    assert "11 rows not sent: penstock track" in texts[-1] and run.result.stopped_by == "steps"
 
 
 def test_track_sends_a_run_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_a_missing_extra_is_named_before_the_run(tmp_path: Path, monkeypatch: py
 
 
 def test_what_makes_no_tracker_is_trouble(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"ConfigError: builtins.int has no start\(run.* 11 rows are not sent"):
+    with pytest.warns(UserWarning, match=r"ConfigError: builtins.int has no start\(run.* 11 rows not sent"):
         ps.train(at(tmp_path / "run", trackers=(f"{HERE}:not_a_tracker",)))
 
 

@@ -125,7 +125,7 @@ def test_one_that_always_fails_is_said_with_what_sends_the_rest(tmp_path: Path) 
     Told.fails |= {"write 2": 1000}
     (said,) = ended(Sender(run, NAME))
     assert said == (
-        f"tracker {NAME} failed (RuntimeError: no write 2, at {made.__file__}:{LINE}), 2 rows are not sent: "
+        f"tracker {NAME} failed (RuntimeError: no write 2, at {made.__file__}:{LINE}), 2 rows not sent: "
         f"penstock track {run} sends them"
     )
     Told.fails.clear()
@@ -153,7 +153,7 @@ def test_one_whose_server_never_answers_costs_less_than_a_second_and_no_row(tmp_
     began = time.monotonic()
     (said,) = ended(live)
     assert time.monotonic() - began < 5.0, "0.7 s on an idle machine"
-    assert "does not answer, 4 rows are not sent" in said and not Told.rows
+    assert "does not answer, 4 rows not sent" in said and not Told.rows
 
 
 def test_one_that_hangs_is_waited_for_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +161,11 @@ def test_one_that_hangs_is_waited_for_in_bounds(tmp_path: Path, monkeypatch: pyt
     live = Sender(run_dir(tmp_path / "run", rows=3), f"{HERE}:Hanging")
     until(lambda: Told.rows)
     (said,) = ended(live)
-    assert "does not answer, 2 rows are not sent" in said
+    assert "does not answer, 2 rows not sent" in said
     monkeypatch.setattr(module, "_CALL_S", 60.0)
     live = Sender(run_dir(tmp_path / "other", rows=3), f"{HERE}:Hanging")
     until(lambda: len(Told.rows) == 2)
-    assert "2 rows are not sent" in ended(live, most_s=0.1)[0]
+    assert "2 rows not sent" in ended(live, most_s=0.1)[0]
 
 
 def test_one_in_its_pause_is_tried_once_more_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
