@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     """Executes a command; returns its exit code."""
     if argv is None:  # the process is ours
         open_standard_files()
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         warnings.formatwarning = _in_a_line
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
