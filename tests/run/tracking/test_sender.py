@@ -63,6 +63,14 @@ def test_a_second_one_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     assert first.id == second.id and len(first.id) == 12 and second.sent_step == 2
 
 
+def test_without_its_note_all_is_sent_anew_as_another_tracked_run(tmp_path: Path) -> None:
+    run = run_dir(tmp_path / "run", rows=2)
+    ended(Sender(run, NAME))
+    (run / "trackers" / f"{NAME.replace(':', '.')}.json").unlink()
+    assert ended(Sender(run, NAME)) == []
+    assert Told.steps() == [1, 2, 1, 2] and len({told.id for told in Told.runs}) == 2
+
+
 def test_rows_that_a_resumed_run_repeats_are_not_sent_again(tmp_path: Path) -> None:
     run = run_dir(tmp_path / "run", rows=6)
     ended(Sender(run, NAME))
