@@ -65,6 +65,12 @@ def test_names_are_unique_and_say_which_setting_is_meant() -> None:
         grid_names({"../../x": ("1",), "run.seed": (1,)})
 
 
+def test_computed_values_have_six_digits_in_names() -> None:
+    found = grid_names({"algo.lr": (1 / 3000, 1 / 3000 + 1e-12, 0.00025, 1e7), "run.seed": (0,)})
+    assert list(found) == ["lr=0.000333333_s0", "lr=0.000333333_s0-2", "lr=0.00025_s0", "lr=10000000.0_s0"]
+    assert found["lr=0.000333333_s0"]["algo.lr"] == 1 / 3000
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -168,7 +168,7 @@ def setting_text(value: Any) -> str:
     if value is _ABSENT:
         return "?"
     if isinstance(value, float):
-        return f"{value:.12g}"
+        return f"{value:.12g}" if value.is_integer() else f"{value:.6g}"
     if isinstance(value, list):
         return f"[{', '.join(setting_text(item) for item in value)}]"
     if isinstance(value, dict):

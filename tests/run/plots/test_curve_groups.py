@@ -22,6 +22,10 @@ def test_names_of_schedules_lists_and_settings_that_follow_another(tmp_path: Pat
     assert legend(tmp_path / "b", both) == ["ppo, discount=0.9, hidden=[64, 64]", "ppo, discount=0.99, hidden=[8]"]
 
 
+def test_long_numbers_have_six_digits_in_names(tmp_path: Path) -> None:
+    assert legend(tmp_path, [settings(lr=1 / 3000), settings(lr=1e7)]) == ["ppo, lr=0.000333333", "ppo, lr=10000000"]
+
+
 def test_a_name_holds_three_settings_and_says_that_there_are_more(tmp_path: Path) -> None:
     given = [settings(**dict.fromkeys("abcd", i)) for i in range(2)]
     assert legend(tmp_path, given) == [f"ppo, a={i}, b={i}, c={i}, ..." for i in range(2)]
