@@ -144,6 +144,27 @@ def test_what_is_done_to_an_environment_unasked_is_said(cli: Cli, monkeypatch: p
     assert "\n  CartPole-v1 with the published preprocessing\n" in said.out
 
 
+def test_a_long_number_of_a_preset_is_said_short_and_kept_whole(cli: Cli) -> None:
+    Path("p.toml").write_text(
+        '["CartPole-v1"]\nwhy = "Found."\nalgo = {lr = 0.00027347985304408093}\nsampler = {T = 8, B = 2}\nrun = {steps = 16}\n'
+    )
+    line = (
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--preset-file",
+        "p.toml",
+        "--run.dir",
+        "a",
+        "--run.progress",
+        "plain",
+    )
+    said = cli(*line, "--run.eval-episodes", "1")
+    assert "algo.lr=0.00027348, " in said.out, said.both
+    assert config(Path("a"))["algo"]["lr"] == 0.00027347985304408093
+
+
 def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ppo.toml").write_text(
         '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, epochs = 1}\nsampler = {T = 8, B = 2}\nrun = {steps = 16}\n'
