@@ -293,6 +293,16 @@ def test_an_argument_of_another_type_is_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_tracker_that_cannot_be_made_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exp = ps.override(EXP, {"run.trackers": ("tests.run.tracking.made:WithPath",)})
+    with pytest.raises(ConfigError, match="WithPath cannot be called without arguments"):
+        ps.launch(exp, {"algo.lr": [1e-3]}, dir="s")
+    assert not list(tmp_path.iterdir())
+
+
 def test_scores_of_several_environments_have_no_best() -> None:
     exps = [EXP, ps.override(EXP, {"env": "Acrobot-v1"})]
     settings = sweep_settings(exps, {"env": ("CartPole-v1", "Acrobot-v1"), "run.seed": (0,)})
