@@ -263,7 +263,9 @@ def require_run(folder: Path) -> None:
         raise CheckpointError(f"{folder} is no run directory: there is no such folder; {RUN_EXPECTED}")
     if not folder.is_dir() or (folder / "config.json").exists():
         return
-    below = sorted(str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.json"))
+    below = sorted(
+        str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/metrics.jsonl")
+    )
     if below:
         more = f", and {len(below) - 8} more" if len(below) > 8 else ""
         raise CheckpointError(f"{folder} is a folder of runs, name one of them: {', '.join(below[:8])}{more}")
