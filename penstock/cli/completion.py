@@ -11,7 +11,7 @@ from typing import get_args
 
 from penstock.cli.options import Parser
 
-_DESCRIPTION = """Prints a script with which a shell completes commands, algorithms, options, settings too, and their values.
+_DESCRIPTION = """Prints a script with which a shell completes commands, algorithms, options, settings and their values.
 
   penstock completion bash > ~/.local/share/bash-completion/completions/penstock
   penstock completion zsh > ~/.zfunc/_penstock              (a folder of fpath)

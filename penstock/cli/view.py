@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
         print(f"{counted(count, 'run')} in {server.catalog.folder}; the page, until Ctrl-C: {server.url}", flush=True)
         if not count:
             print(
-                f"penstock: no run in {server.catalog.folder} yet, no metrics.jsonl there or below: they appear as they begin",
+                f"penstock: no run in {server.catalog.folder} yet, no metrics.jsonl: they appear as they begin",
                 file=sys.stderr,
             )
         if not server.is_private:

@@ -67,7 +67,7 @@ def test_a_folder_without_runs_is_served_and_said(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert (
-        err == "penstock: no run in mine yet, no metrics.jsonl there or below: they appear as they begin\n"
+        err == "penstock: no run in mine yet, no metrics.jsonl: they appear as they begin\n"
         and process.returncode == 143
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.files import read_stored
 
 _NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "trackers", "steps", "stop", "trace", "video_interval")
-"""Settings of `run` that do not change a curve; a run that was made longer, or pruned by a search, is the same curve."""
+"""Settings of `run` that do not change a curve; one that was made longer, or pruned, is the same curve."""
 _NAMED, _LONGEST = 3, 24
 """Most settings in a name, and most characters of one value."""
 _ABSENT = object()
