@@ -193,7 +193,7 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         assert config(tmp_path / "b")["algo"]["lr"] == lr
         shutil.rmtree(tmp_path / "b")
     none = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "c")
-    assert "no preset asked for: default settings" in none.out
+    assert "no preset asked for: default settings; 128 steps (--run.steps)" in none.out
     assert config(tmp_path / "c")["algo"]["lr"] == 3e-4
     options = ("--env", "penstock.envs.toy:Constant", *SHORT[2:], "--algo.epochs", "1", "--run.dir", "d")
     assert "no preset for ppo on" in cli("train", "ppo", *options, "--run.progress", "plain").out
