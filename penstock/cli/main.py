@@ -47,9 +47,9 @@ _HELP = """usage: penstock COMMAND [OPTIONS]
 
 `penstock COMMAND --help` explains a command, `penstock train ppo --help` the most used
 settings of PPO, and `--help-all` every option.
-Exit codes: 0 done, 1 a run of `launch` or a check of `doctor` failed, output not written, or penstock itself
-(with a traceback), 2 usage or settings, 3 environment, 4 learner, 5 checkpoint, 6 a rank of --run.learners lost,
-129 hang-up, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 a run of `launch` or a check of `doctor` failed, no answer from the Hub, output not written, or
+penstock itself (with a traceback), 2 usage or settings, 3 environment, 4 learner, 5 checkpoint, 6 a rank of
+--run.learners lost, 129 hang-up, 130 Ctrl-C, 143 SIGTERM.
 """
 
 
@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     """Executes a command; returns its exit code."""
     if argv is None:  # the process is ours
         open_standard_files()
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         warnings.formatwarning = _in_a_line
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:

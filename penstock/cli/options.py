@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.core.errors import CheckpointError, ConfigError
+from penstock.run.files import RUN_EXPECTED
 from penstock.run.files.modules import modules_named, search_here
 
 if TYPE_CHECKING:
@@ -259,13 +260,16 @@ def require_run(folder: Path) -> None:
     What else may be wrong with it, the reader of its config.json says.
     """
     if not os.path.exists(folder):
-        raise CheckpointError(f"{folder} is no run directory: there is no such folder")
+        raise CheckpointError(f"{folder} is no run directory: there is no such folder; {RUN_EXPECTED}")
     if not folder.is_dir() or (folder / "config.json").exists():
         return
-    below = sorted(str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.json"))
+    below = sorted(
+        str(path.parent) for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/metrics.jsonl")
+    )
     if below:
         more = f", and {len(below) - 8} more" if len(below) > 8 else ""
         raise CheckpointError(f"{folder} is a folder of runs, name one of them: {', '.join(below[:8])}{more}")
+    raise CheckpointError(f"{folder} is no run directory: it holds no config.json; {RUN_EXPECTED}")
 
 
 def played_env(args: Any) -> tuple[EnvConfig | None, dict[str, Any]]:

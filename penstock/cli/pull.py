@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.cli.options import Parser
+from penstock.core.machine import counted
 
 
 def run(argv: list[str]) -> int:
@@ -22,7 +23,7 @@ def run(argv: list[str]) -> int:
     done = pull_run(args.name, Path(args.folder))
     rows = {"pulled": ", ".join(done.files), "to": done.where}
     if done.left:
-        rows["left there"] = f"{len(done.left):,} other files"
+        rows["left there"] = counted(len(done.left), "other file")
     rows["next"] = f'ps.load("{done.where}/policy.safetensors")'
     print_summary(f"pull of {args.name}", rows)
     return 0

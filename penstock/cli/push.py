@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.cli.options import Parser, import_modules, require_run
+from penstock.core.machine import counted
 
 
 def run(argv: list[str]) -> int:
@@ -30,7 +31,7 @@ def run(argv: list[str]) -> int:
     done = push_run(Path(args.run), args.name, args.which, private=args.private or None, trust=args.trust)
     rows = {"pushed": ", ".join(done.files), "to": done.where}
     if done.left:
-        rows["left as they were"] = f"{len(done.left):,} other files"
+        rows["left as they were"] = counted(len(done.left), "other file")
     rows["next"] = f'ps.load("hf:{args.name}")'
     print_summary(f"push of {args.run}", rows)
     return 0

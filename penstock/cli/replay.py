@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.cli.options import Parser
 from penstock.core.errors import CheckpointError
+from penstock.run.files import RUN_EXPECTED
 
 _DESCRIPTION = """Shows the replay of a checkpoint, or writes it for numpy or as a dataset (docs/runs.md).
 
@@ -31,7 +32,7 @@ def run(argv: list[str]) -> int:
     if (args.action == "export") != bool(args.to):
         parser.error("export needs --to FILE.npz or --to DIR" if args.action == "export" else "info takes no --to")
     if not os.path.exists(args.path):
-        raise CheckpointError(f"{args.path} is neither a run nor a checkpoint: there is no such folder")
+        raise CheckpointError(f"{args.path} is no run or checkpoint: there is no such folder; {RUN_EXPECTED}")
     if args.action == "export":
         return _export(Path(args.path), Path(args.to), args.which, args.policy)
     from rich.console import Console

@@ -53,9 +53,11 @@ def _train(algo: str | None, args: argparse.Namespace, rest: list[str]) -> int:
 
             assert algo is not None
             said = why_no_preset(algo, args.env or "", exp.env_kwargs, args.wrappers)
-            print("no preset asked for: default settings" if args.preset == "none" else said)
+            said = "no preset asked for: default settings" if args.preset == "none" else said
+            print(f"{said}; {exp.run.steps:,} steps (--run.steps)")
         else:
-            values = ", ".join(f"{key}={value}" for key, value in found.changes.items())
+            short = {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in found.changes.items()}
+            values = ", ".join(f"{key}={value}" for key, value in short.items())
             print(f"preset {found.name}: {values}\n  {found.why} Options override it; --preset none switches it off.")
     return _train_all(exp, args.seeds or [exp.run.seed], of_words(args.init), args.sampler == "auto", args.trust)
 

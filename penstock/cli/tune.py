@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import Parser, number_from_0, whole_number
 from penstock.cli.settings import check_early, experiment, seed_list, train_parser
 from penstock.core.errors import CheckpointError, ConfigError, printable
+from penstock.core.machine import counted
 from penstock.run.files.inits import Given, of_words
 from penstock.run.files.modules import modules_named, search_here
 
@@ -98,7 +99,6 @@ def run(argv: list[str], name: str = "tune") -> int:
 def _carry_out(study: Study, args: Any, trust: bool) -> int:
     import signal
 
-    from penstock.core.machine import counted
     from penstock.studies.tune import execute, usual_parallel
 
     search = study.search
@@ -133,7 +133,10 @@ def _report(study: Study, result: StudyResult) -> None:
     if failed:
         print(f"  once more: {study.line} --retry")
     states = [t.state for t in result.trials]
-    print(f"\n{study.folder}: {states.count('finished')} of {study.search.settings.trials} trials finished", end="")
+    print(
+        f"\n{study.folder}: {states.count('finished')} of {counted(study.search.settings.trials, 'trial')} finished",
+        end="",
+    )
     print(", ".join(["", *(f"{n} {s}" for s in ("pruned", "failed") if (n := states.count(s)))]))
     if result.best is None:
         if not (study.sweep and "env" in study.search.space):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from penstock.cli.options import Parser
-from penstock.core.machine import has_display
+from penstock.core.machine import counted, has_display
 
 _DESCRIPTION = """Shows a folder's runs in the browser, as they grow: curves, settings, evaluations, videos.
 
@@ -37,10 +37,12 @@ def run(argv: list[str]) -> int:
 
     with _ending() as ended, ViewServer(args.folder, args.host, args.port) as server:
         count = len(server.catalog.refresh())
-        said = f"{count:,} runs" if count != 1 else "1 run"
-        print(f"{said} in {server.catalog.folder}; the page, until Ctrl-C: {server.url}", flush=True)
+        print(f"{counted(count, 'run')} in {server.catalog.folder}; the page, until Ctrl-C: {server.url}", flush=True)
         if not count:
-            print(f"penstock: no run in {server.catalog.folder} yet: they appear as they begin", file=sys.stderr)
+            print(
+                f"penstock: no run in {server.catalog.folder} yet, no metrics.jsonl: they appear as they begin",
+                file=sys.stderr,
+            )
         if not server.is_private:
             text = f"penstock: on {args.host} whoever has this address can read these runs, over an open line"
             print(text, file=sys.stderr)

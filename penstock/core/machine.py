@@ -6,6 +6,7 @@ sets no limit.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -13,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,6 +156,19 @@ def oom_kills(root: Path = _ROOT) -> int:
 def has_display() -> bool:
     """False on a machine without a screen."""
     return sys.platform in ("darwin", "win32") or any(os.environ.get(x) for x in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+@contextlib.contextmanager
+def drawing_unseen() -> Generator[None]:
+    """Keeps SDL, where there is no display, from looking for one and for sound, and from complaining of neither."""
+    names = () if has_display() else ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER")
+    added = [name for name in names if name not in os.environ]
+    os.environ |= dict.fromkeys(added, "dummy")
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def counted(n: int, noun: str) -> str:

@@ -55,7 +55,8 @@ def require_call(what: str, fn: Any, *arguments: str, returns: str) -> None:
     try:
         inspect.signature(fn).bind(*arguments)
     except TypeError as error:
-        raise ConfigError(f"{what}={name} cannot take {' and '.join(arguments)} ({error}); {asked}") from None
+        taken = f"take {' and '.join(arguments)}" if arguments else "be called without arguments"
+        raise ConfigError(f"{what}={name} cannot {taken} ({error}); {asked}") from None
     except ValueError:  # a C function without a signature
         pass
 

@@ -65,7 +65,7 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
             f"exp={exp!r:.60} ({type(exp).__name__}); expected an Experiment: ps.Experiment(env, ps.PPO())"
         )
     run_dir = free_run_dir(exp)
-    _check_code(exp)
+    check_code(exp)
     with _built(exp, run_dir, init, trust) as trainer:
         trainer.run_dir = run_dir = make_run_dir(run_dir, exp.run.dir is not None)
         with RunLock(run_dir):
@@ -78,7 +78,7 @@ def new_run(exp: Experiment, init: Init | None, trust: bool) -> Generator[Traine
             yield trainer
 
 
-def _check_code(exp: Experiment) -> None:
+def check_code(exp: Experiment) -> None:
     """Raises ConfigError if `run.each` cannot be called, a tracker not be made, or no video be written."""
     if exp.run.video_interval:
         require_ffmpeg()
@@ -115,7 +115,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
     stored = config.to_resume(again)
     exp = override(_placed(stored, changes), {key: changes[key] for key in own})
     exp = replace(exp, run=replace(exp.run, dir=str(run_dir)))
-    _check_code(exp)
+    check_code(exp)
     with RunLock(run_dir):
         checkpoint = load_checkpoint(_newest(run_dir), replay=True)
         with as_checkpoint_error(checkpoint.path, OTHERS):

@@ -151,6 +151,8 @@ def grid_names(space: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
         words = list[str]()
         for path, value in zip(space, values):
             short = path if last.count(path.split(".")[-1]) > 1 else path.split(".")[-1]
+            if isinstance(value, float) and value != float(digits := f"{value:.6g}"):
+                value = digits  # of a computed one, such as 1 / 3
             text = re.sub(r"[^A-Za-z0-9.+-]+", "-", str(value).strip("[]() \"'")).rstrip("-")
             words.append(f"s{text}" if path == SEED else f"{short}={text}")
         base = "_".join(words)[:200]

@@ -20,7 +20,7 @@ from penstock.core.limits import require_whole
 from penstock.core.machine import read_machine
 from penstock.core.spec import specs_from_plain, specs_to_plain
 from penstock.run.checkpoints.start import read_start
-from penstock.run.entry import load
+from penstock.run.entry import check_code, load
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock
@@ -292,6 +292,8 @@ def locked_study(
             yield study
         return
     _require_empty(folder)
+    for exp in exps:
+        check_code(exp)
     points = _with_specs(exps)
     study = make_study(folder, points, settings, **given)
     spec = specs_from_plain(points[0][1])

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.machine import drawing_unseen
 from penstock.core.noise import env_seed
 from penstock.core.spec import EnvSpec
 from penstock.envs.check import EnvReport, check_env
@@ -147,7 +148,8 @@ class CheckingProcess(Host):
         if not isinstance(env, gym.vector.VectorEnv):
             env.reset(seed=env_seed(seed, 0, 0))
             self.note(STEPPING, "render()")
-            env.render()
+            with drawing_unseen():
+                env.render()
         close_env(env, config.name)
 
     def note(self, doing: int, place: str) -> None:

@@ -130,10 +130,12 @@ def test_an_environment_of_many_agents_is_told_agent_by_agent(cli: Cli, players:
 def test_a_folder_of_runs_is_answered_with_the_runs(cli: Cli, tmp_path: Path) -> None:
     for name in ("runs/CartPole-v1/ppo/a", "runs/b"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "metrics.jsonl").touch()
+    (tmp_path / "runs/search/settings/base").mkdir(parents=True)
+    (tmp_path / "runs/search/settings/base/config.json").write_text("{}")
     said = cli("eval", "runs")
     assert said.code == 5
-    assert "runs is a folder of runs, name one of them: runs/CartPole-v1/ppo/a, runs/b" in said.err
+    assert "runs is a folder of runs, name one of them: runs/CartPole-v1/ppo/a, runs/b\n" in said.err
 
 
 def test_without_the_extra_a_video_is_refused_before_anything_is_played(

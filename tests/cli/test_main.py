@@ -131,6 +131,13 @@ WRONG = {
         ["train", "ppo", "--env", "penstock.envs.toy:FaultEnv", *QUIET, "--env-kwargs", "fault=raise_in_init"], 3, "licence",
     ),
     "resume nothing": (["resume", "nowhere"], 5, "nowhere is no run directory"),
+    **{
+        f"{line} without a run": ([*line.split(), "."], code, "expected the directory of a run, which holds config.json")
+        for line, code in {
+            "resume": 5, "eval": 5, "enjoy": 5, "record --dataset d": 5, "track": 5, "plot": 2, "runs": 2,
+            "export --out x.onnx": 5,
+        }.items()
+    },
     "resume without a run": (["resume"], 2, "RUN"),
     "resume's option": (["resume", "nowhere", "--imprt", "x"], 2, "--import"),
     "resume's value": (["resume", "nowhere", "--run.steps"], 2, "--run.steps has 0 values"),

@@ -40,7 +40,7 @@ def test_plot_names_what_is_no_run_and_remarks_on_one_without_the_metric(
 ) -> None:
     said = cli("plot", str(trained), "nope", "nada", "--out", "x/y.png")
     assert said.code == 2
-    assert "no run in nope: no metrics.jsonl there or below" in said.err
+    assert "no run in nope: there is no such folder; expected the directory of a run" in said.err
     assert not (tmp_path / "x").exists()
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "metrics.jsonl").touch()

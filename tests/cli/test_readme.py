@@ -14,7 +14,7 @@ from tests.cli.short import Cli
 README = Path(__file__).parent.parent.parent / "README.md"
 SHORT = {"train": "700", "resume": "2800"}
 """Steps of a run, in place of those of the line."""
-LACKING = {"push": (5, "no token") if find_spec("huggingface_hub") else (2, "pip install 'penstock[hub]'")}
+LACKING = {"push": (2, "no token") if find_spec("huggingface_hub") else (2, "pip install 'penstock[hub]'")}
 if not find_spec("imageio_ffmpeg"):
     LACKING["enjoy"] = 2, "pip install 'penstock[video]'"
 """Code and words of commands that lack a token or an extra here; tests/run/sharing and test_show.py have what they need."""

@@ -85,7 +85,7 @@ def test_what_has_no_replay_says_why(recorded: Callable[..., Recorded], cli: Cli
     assert "holds no replay: its algorithm learns from each batch once" in said.err
     said = cli("replay", "info", tmp_path)
     assert said.code == 2
-    assert "is no run or checkpoint" in said.err
+    assert "is no run or checkpoint; expected the directory of a run" in said.err
     run = tmp_path / "run"
     shutil.copytree(recorded("uniform").run, run)
     victim = find_checkpoint(run) / "replay-002.npy"

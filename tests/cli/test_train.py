@@ -144,6 +144,27 @@ def test_what_is_done_to_an_environment_unasked_is_said(cli: Cli, monkeypatch: p
     assert "\n  CartPole-v1 with the published preprocessing\n" in said.out
 
 
+def test_a_long_number_of_a_preset_is_said_short_and_kept_whole(cli: Cli) -> None:
+    Path("p.toml").write_text(
+        '["CartPole-v1"]\nwhy = "Found."\nalgo = {lr = 0.00027347985304408093}\nsampler = {T = 8, B = 2}\nrun = {steps = 16}\n'
+    )
+    line = (
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--preset-file",
+        "p.toml",
+        "--run.dir",
+        "a",
+        "--run.progress",
+        "plain",
+    )
+    said = cli(*line, "--run.eval-episodes", "1")
+    assert "algo.lr=0.00027348, " in said.out, said.both
+    assert config(Path("a"))["algo"]["lr"] == 0.00027347985304408093
+
+
 def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ppo.toml").write_text(
         '["CartPole-v1"]\nwhy = "Because."\nalgo = {lr = 0.5, epochs = 1}\nsampler = {T = 8, B = 2}\nrun = {steps = 16}\n'
@@ -172,7 +193,7 @@ def test_presets_apply_and_say_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         assert config(tmp_path / "b")["algo"]["lr"] == lr
         shutil.rmtree(tmp_path / "b")
     none = cli("train", "ppo", "--env", "CartPole-v1", *SHORT, "--run.progress", "plain", "--run.dir", "c")
-    assert "no preset asked for: default settings" in none.out
+    assert "no preset asked for: default settings; 128 steps (--run.steps)" in none.out
     assert config(tmp_path / "c")["algo"]["lr"] == 3e-4
     options = ("--env", "penstock.envs.toy:Constant", *SHORT[2:], "--algo.epochs", "1", "--run.dir", "d")
     assert "no preset for ppo on" in cli("train", "ppo", *options, "--run.progress", "plain").out

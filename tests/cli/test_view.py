@@ -66,14 +66,19 @@ def test_a_folder_without_runs_is_served_and_said(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=20)
     finally:
         process.kill()
-    assert err == "penstock: no run in mine yet: they appear as they begin\n" and process.returncode == 143
+    assert (
+        err == "penstock: no run in mine yet, no metrics.jsonl: they appear as they begin\n"
+        and process.returncode == 143
+    )
 
 
 def test_what_cannot_be_served_is_refused(cli: Cli, tmp_path: Path) -> None:
     said = cli("view", "--no-browser")
     assert said.code == 2 and said.err.startswith(
-        "penstock: ConfigError: no run in runs: no metrics.jsonl there or below"
+        "penstock: ConfigError: no run in runs: there is no such folder; expected the directory of a run, which holds"
     )
+    Path("file").touch()
+    assert "no run in file: it is a file; expected the directory of a run" in cli("view", "file").err
     (tmp_path / "runs").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -79,10 +79,12 @@ def test_the_function_of_each_iteration_can_be_dropped_by_resume(tmp_path: Path)
 
 
 def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no run directory"):
+    with pytest.raises(CheckpointError, match=r"no run directory: .*; expected .* config.json .*runs/, .*runs FOLDER`"):
         ps.resume(tmp_path / "nothing")
     (tmp_path / "config.json").touch()
-    with pytest.raises(CheckpointError, match=f"config.json is a file; expected the directory .* as {tmp_path}$"):
+    with pytest.raises(
+        CheckpointError, match=f"config.json .*: it is a file; expected the directory of the run, {tmp_path}$"
+    ):
         ps.load(tmp_path / "config.json")
     assert not (tmp_path / "nothing").exists()
 

@@ -65,6 +65,12 @@ def test_names_are_unique_and_say_which_setting_is_meant() -> None:
         grid_names({"../../x": ("1",), "run.seed": (1,)})
 
 
+def test_computed_values_have_six_digits_in_names() -> None:
+    found = grid_names({"algo.lr": (1 / 3000, 1 / 3000 + 1e-12, 0.00025, 1e7), "run.seed": (0,)})
+    assert list(found) == ["lr=0.000333333_s0", "lr=0.000333333_s0-2", "lr=0.00025_s0", "lr=10000000.0_s0"]
+    assert found["lr=0.000333333_s0"]["algo.lr"] == 1 / 3000
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -284,6 +290,16 @@ def test_an_argument_of_another_type_is_refused_before_anything_is_made(
     for call, usual in calls:
         with pytest.raises(ConfigError, match=said):
             call(EXP, **{"dir": "s", **usual, **given})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tracker_that_cannot_be_made_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exp = ps.override(EXP, {"run.trackers": ("tests.run.tracking.made:WithPath",)})
+    with pytest.raises(ConfigError, match="WithPath cannot be called without arguments"):
+        ps.launch(exp, {"algo.lr": [1e-3]}, dir="s")
     assert not list(tmp_path.iterdir())
 
 

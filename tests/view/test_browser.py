@@ -61,6 +61,14 @@ def test_curves_with_their_names_are_drawn(tmp_path: Path, look: Look) -> None:
     assert "live" in text
 
 
+def test_runs_of_one_seed_are_not_counted_as_seeds(tmp_path: Path, look: Look) -> None:
+    runs = three_runs(tmp_path / "runs")
+    make_run(runs / "b-again", 5.0, {**PPO_META, "seed": 0}, settings(0, 1e-2))
+    with serving(runs) as server:
+        text = words(look(server))
+    assert "2 runs of 1 seed" in text and " 2 seeds " in text
+
+
 def test_a_table_a_run_and_an_empty_folder(tmp_path: Path, look: Look) -> None:
     with serving(three_runs(tmp_path / "runs")) as server:
         table = words(look(server, "#/table"))

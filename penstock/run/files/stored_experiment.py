@@ -17,6 +17,7 @@ from penstock.core.files import has_controls, read_stored, require_plain_tree
 from penstock.core.spec import EnvSpec, Specs, specs_from_plain
 from penstock.envs.make import EnvConfig
 from penstock.run.experiment import Experiment
+from penstock.run.files import RUN_EXPECTED
 from penstock.run.files.foreign import foreign, refusal
 from penstock.run.files.modules import modules_named
 from penstock.run.files.supplied_arguments import Supplied
@@ -165,7 +166,9 @@ def read_config(run_dir: Path, trust: bool = False) -> StoredConfig:
     if "\0" in str(run_dir):
         raise CheckpointError(f"{str(run_dir)!r} can be no name of a folder; expected the directory of a run")
     if os.path.isfile(run_dir):
-        raise CheckpointError(f"{run_dir} is a file; expected the directory of the run, such as {run_dir.parent}")
+        inside = (run_dir.parent / CONFIG).exists()
+        cure = f"expected the directory of the run, {run_dir.parent}" if inside else RUN_EXPECTED
+        raise CheckpointError(f"{run_dir} is no run directory: it is a file; {cure}")
     require_plain_run(run_dir)
     text = _read(path)
     digest = hashlib.sha256(text).hexdigest()
@@ -270,7 +273,7 @@ def _read(path: Path) -> bytes:
         return read_stored(path, path.parent)
     except OSError as error:
         raise CheckpointError(
-            f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror})"
+            f"{path.parent} is no run directory: cannot read {path.name} ({error.strerror}); {RUN_EXPECTED}"
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +82,6 @@ def play_by_hand(
         raise ConfigError(
             "play needs a window, and there is no display (DISPLAY or WAYLAND_DISPLAY); play it elsewhere"
         )
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         import pygame
         from gymnasium.utils.play import play

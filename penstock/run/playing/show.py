@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from penstock.core.errors import ConfigError, EnvWorkerError, PenstockError, words_of
-from penstock.core.machine import has_display
+from penstock.core.machine import drawing_unseen, has_display
 from penstock.core.noise import env_seed
 from penstock.envs.make import EnvConfig, with_added
 from penstock.envs.shutdown import close_env
@@ -217,7 +217,8 @@ def frame_rate(env: Any) -> int:
 def frame_of(env: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The picture that `render()` returns, [H, W, 3] uint8. Raises ConfigError that says what to change."""
     try:
-        frame = env.render()
+        with drawing_unseen():
+            frame = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
             f"cannot render: {error}. For the classic environments: pip install 'penstock[video]'"

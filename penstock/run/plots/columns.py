@@ -21,6 +21,7 @@ from penstock.run.log import JSONL, MOST_LINE, TAKEN_AT, number, parse_row
 from penstock.run.plots.bands import Floats
 
 _HEAD = b'{"step": '
+_STEP = re.compile(rb'{"step": (\d{1,18}),')
 _NUMBER = re.compile(rb"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[,}])")
 _BLOCK, _FIRST_BLOCK = 1 << 24, 1 << 15
 """Bytes read at a time: from the beginning, and first from the end."""
@@ -132,13 +133,10 @@ def _pairs(data: bytes, key: str) -> Iterator[tuple[float, float]]:
     at = data.find(needle)
     while at >= 0:
         start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
-        value = _NUMBER.match(data, at + len(needle))
-        comma = data.find(b",", start, at + 1)
-        step = data[start + len(_HEAD) : comma]
-        plain = data.startswith(_HEAD, start) and data[end - 1] == 125 and data.find(b"{", start + 1, end) < 0
-        if value is not None and plain and step.isdigit() and len(step) < 19:
+        step, value = _STEP.match(data, start), _NUMBER.match(data, at + len(needle))
+        if step and value and data[end - 1] == 125 and data.find(b"{", start + 1, end) < 0:
             if math.isfinite(x := float(value[0])):
-                yield float(step), x
+                yield float(step[1]), x
         elif not data.startswith(b"null", at + len(needle)):
             row = parse_row(data[start : end + 1])
             if row is not None and math.isfinite(x := number(row.get(key))):

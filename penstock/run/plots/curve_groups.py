@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.core.files import read_stored
 
-_NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "trackers", "steps", "trace", "video_interval")
-"""Settings of `run` that do not change a curve; a run that was made longer is the same curve."""
+_NOT_OF_THE_CURVE = ("seed", "dir", "progress", "tensorboard", "trackers", "steps", "stop", "trace", "video_interval")
+"""Settings of `run` that do not change a curve; one that was made longer, or pruned, is the same curve."""
 _NAMED, _LONGEST = 3, 24
 """Most settings in a name, and most characters of one value."""
 _ABSENT = object()
@@ -168,7 +168,7 @@ def setting_text(value: Any) -> str:
     if value is _ABSENT:
         return "?"
     if isinstance(value, float):
-        return f"{value:.12g}"
+        return f"{value:.12g}" if value.is_integer() else f"{value:.6g}"
     if isinstance(value, list):
         return f"[{', '.join(setting_text(item) for item in value)}]"
     if isinstance(value, dict):

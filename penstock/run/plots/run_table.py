@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from penstock.core.errors import ConfigError, legible, nearest, printable
+from penstock.run.files import RUN_EXPECTED
 from penstock.run.log import JSONL, read_metrics
 from penstock.run.plots.columns import MetricColumns
 from penstock.run.plots.curve_groups import Identity, columns_of_algorithms, identify, telling
@@ -192,7 +193,10 @@ def run_dirs(path: Path) -> list[Path]:
     seeds = [found.parent for found in path.parent.glob(f"{glob.escape(path.name)}-s*/{JSONL}")]
     found = sorted(below) or sorted(run for run in seeds if run.name[len(path.name) + 2 :].isdecimal())
     if not found:
-        raise ConfigError(f"no run in {path}: no {JSONL} there or below; expected directories of runs")
+        seen = f"no {JSONL} there or below"
+        if not path.is_dir():
+            seen = "it is a file" if path.exists() else "there is no such folder"
+        raise ConfigError(f"no run in {path}: {seen}; {RUN_EXPECTED}")
     return found
 
 

@@ -15,6 +15,7 @@ from penstock.replay.columns import Array, Rows
 from penstock.run.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from penstock.run.checkpoints.cleanup import candidates
 from penstock.run.checkpoints.manifest import MANIFEST, good_manifest, read_manifest
+from penstock.run.files import RUN_EXPECTED
 from penstock.run.files.stored_experiment import as_checkpoint_error
 
 _EXPERIENCE = "experience"
@@ -113,7 +114,7 @@ def open_replays(path: Path | str, which: str = "last") -> dict[str, StoredRepla
     run = folder.absolute().parent.parent if (folder / MANIFEST).is_file() else folder
     if run == folder and not (folder / "checkpoints").is_dir():
         raise ConfigError(
-            f"{path} is no run or checkpoint; name a folder such as runs/a or runs/a/checkpoints/000000050000"
+            f"{path} is no run or checkpoint; {RUN_EXPECTED}; a checkpoint is RUN/checkpoints/000000050000"
         )
     try:
         folder = find_checkpoint(folder, which, replay=True) if run == folder else folder

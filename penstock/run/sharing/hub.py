@@ -45,15 +45,16 @@ def push_run(
         name: `user/name`. private: of a new repository; None for the account's default.
 
     Raises:
-        MissingExtraError: huggingface_hub is not installed. ConfigError: no such name, or a policy that cannot be
-            saved. CheckpointError: the run, or the Hub, refuses.
+        CheckpointError: no run, or without such a checkpoint. MissingExtraError: huggingface_hub is not installed.
+            ConfigError: no such name, no token or one without the right, or a policy that cannot be saved.
+            PenstockError: the Hub cannot be reached, or fails.
     """
-    repo, revision = _parts(name)
-    if revision:
-        raise ConfigError(f"push to {name!r}; expected user/name: a push goes to the newest revision")
-    with _api(f"push to {repo}") as api:
-        api.whoami()  # before anything is made
     policy = load(run_dir, which, trust=trust)
+    with _api(f"push to {name}") as api:
+        repo, revision = _parts(name)
+        if revision:
+            raise ConfigError(f"push to {name!r}; expected user/name: a push goes to the newest revision")
+        api.whoami()  # before anything is made; without a token it asks nobody
     with tempfile.TemporaryDirectory(prefix="penstock-push-") as folder:
         write_bundle(policy, run_dir, which, Path(folder), repo)
         with _api(f"push to {repo}") as api:
@@ -74,8 +75,8 @@ def pull_run(name: str, folder: Path) -> Transferred:
     """Copies what `push_run` wrote into a folder, which must be absent or empty.
 
     Raises:
-        MissingExtraError, ConfigError: as `push_run`; also for a folder that holds something. CheckpointError: the
-            repository cannot be read, or holds no policy of penstock.
+        MissingExtraError, ConfigError, PenstockError: as `push_run`; ConfigError also for a folder that holds
+            something. CheckpointError: the repository holds no policy of penstock, or the folder cannot be written.
     """
     repo, revision = _parts(name)
     require_name(folder, "the folder")
@@ -156,27 +157,31 @@ def _api(doing: str) -> Generator[Any]:
         raise MissingExtraError("huggingface_hub", "hub") from error
     utils.get_session().timeout = _TIMEOUT_S  # else a server that never answers is waited for without end
     where, login = _endpoint(), "log in by `hf auth login`, or set HF_TOKEN"
-    explained: dict[Any, str] = {  # the first class that fits
-        errors.LocalTokenNotFoundError: f"no token of {where}; {login}",
-        errors.GatedRepoError: f"its owner grants access one by one; ask for it on {where}",
-        errors.RepositoryNotFoundError: f"{where} shows no such repository; check the name, or if private {login}",
-        errors.RevisionNotFoundError: f"there is no such revision on {where}",
-        errors.LocalEntryNotFoundError: f"{where} cannot be reached, and it was not fetched before; check the network",
-        errors.EntryNotFoundError: f"it holds no {POLICY}, so `penstock push` did not write it",
+    unreachable = f"{where} cannot be reached, and it was not fetched before; check the network"
+    explained: dict[Any, PenstockError] = {  # the first class that fits
+        errors.LocalTokenNotFoundError: ConfigError(f"no token of {where}; {login}"),
+        errors.GatedRepoError: ConfigError(f"its owner grants access one by one; ask for it on {where}"),
+        errors.RepositoryNotFoundError: ConfigError(
+            f"{where} shows no such repository; check the name, or if private {login}"
+        ),
+        errors.RevisionNotFoundError: ConfigError(f"there is no such revision on {where}"),
+        errors.LocalEntryNotFoundError: PenstockError(unreachable),
+        errors.EntryNotFoundError: CheckpointError(f"it holds no {POLICY}, so `penstock push` did not write it"),
     }
     try:
         yield huggingface_hub.HfApi(endpoint=where, library_name="penstock")
     except PenstockError:
         raise
     except Exception as error:  # also of the HTTP client, which differs between versions of huggingface_hub
-        text = next((text for kind, text in explained.items() if isinstance(error, kind)), "")
-        if not text:
+        found = next((found for kind, found in explained.items() if isinstance(error, kind)), None)
+        if found is None:
             code = getattr(getattr(error, "response", None), "status_code", None)
             text = f"{where}: {type(error).__name__}: {_line(error)}; check the network"
             if code is not None:
                 cure = f"; {login}, with the right to write where you push" if code in (401, 403) else ""
                 text = f"{where} answered {code}: {_line(error)}{cure}"
-        raise CheckpointError(f"{doing}: {text}") from error
+            found = (ConfigError if code in (401, 403) else PenstockError)(text)
+        raise type(found)(f"{doing}: {found}") from error
 
 
 def _line(error: Exception) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from penstock.core.errors import words_of
+from penstock.core.machine import counted
 from penstock.run.tracking.backlog import Backlog
 from penstock.run.tracking.tracker import Tracker, make_tracker
 
@@ -72,7 +74,7 @@ class Sender:
         if not rows and not alive and not self.trouble:
             return ""
         why = "does not answer" if alive else f"failed ({self.trouble})" if self.trouble else "has ended"
-        what = f"{rows:,} rows are not sent" if rows else "files may not be sent"
+        what = f"{counted(rows, 'row')} not sent" if rows else "files may not be sent"
         return f"tracker {self.name} {why}, {what}: penstock track {self._backlog.run_dir} sends them"
 
     def _serve(self) -> None:
@@ -83,7 +85,7 @@ class Sender:
                 self._follow()
                 return
             except (Exception, SystemExit) as error:
-                self.trouble = words_of(error)
+                self.trouble = self._words(error)
             self._enter("pause")
             if last:
                 return
@@ -132,10 +134,17 @@ class Sender:
                 tracker.artifact(path, kind)
             except (Exception, SystemExit) as error:  # rows must not wait for it
                 self._refused.add(path)
-                self.trouble = f"{path.name}: {words_of(error)}"
+                self.trouble = f"{path.name}: {self._words(error)}"
             else:
                 self._backlog.sent(path)
         return final
+
+    def _words(self, error: BaseException) -> str:
+        """An error in words, of a tracker of the user's own with file and line of the deepest frame in its package."""
+        package = self.name.rpartition(":")[0].partition(".")[0]
+        frames = traceback.walk_tb(error.__traceback__)
+        own = [(f, line) for f, line in frames if f.f_globals.get("__name__", "").partition(".")[0] == package]
+        return words_of(error) + (f", at {own[-1][0].f_code.co_filename}:{own[-1][1]}" if own else "")
 
     def _enter(self, state: _State) -> None:
         self._since = time.monotonic()  # first: `awaited` reads the state first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.core.protocols import require_members
+from penstock.core.protocols import members, require_call, require_members
 
 TRACKERS = {
     "tensorboard": "penstock.run.tracking.on_tensorboard:TensorBoard",
@@ -19,6 +20,7 @@ TRACKERS = {
     "trackio": "penstock.run.tracking.on_trackio:Trackio",
 }
 """Each is the name of the package that it needs, and of the extra that installs it."""
+_PAGE = "docs/trackers.md"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
     Raises:
         MissingExtraError: the package of one is not installed. ConfigError: a `module:NAME` cannot be imported, or
-            lacks a member of Tracker.
+            called without arguments, or is a class that lacks a member of Tracker, or whose member takes others.
     """
     for name in names:
         if name in TRACKERS:
@@ -91,10 +93,13 @@ def check_trackers(names: Iterable[str]) -> None:
                 raise MissingExtraError(name, name)
             continue
         found = import_object(name)
-        if not callable(found):
-            raise ConfigError(f"run.trackers={name!r} is {found!r:.60}; expected a class, or a function that makes one")
+        require_call(f"run.trackers {name}", found, returns=f"a tracker; see {_PAGE}")
         if isinstance(found, type):
-            require_members(found, Tracker, "docs/trackers.md")
+            require_members(found, Tracker, _PAGE)
+            for method in members(Tracker):
+                if inspect.isfunction(own := inspect.getattr_static(found, method)):
+                    asked = inspect.signature(getattr(Tracker, method)).parameters
+                    require_call(f"{name}.{method}", own, *asked, returns=f"None; see {_PAGE}")
 
 
 def is_installed(package: str) -> bool:
@@ -103,5 +108,10 @@ def is_installed(package: str) -> bool:
 
 
 def make_tracker(name: str) -> Tracker:
-    """A tracker by its name. It imports what that needs, which takes up to some seconds."""
-    return import_object(TRACKERS.get(name, name))()
+    """A tracker by its name. It imports what that needs, which takes up to some seconds.
+
+    Raises ConfigError if a function of the user's own returned something else.
+    """
+    tracker = import_object(TRACKERS.get(name, name))()
+    require_members(tracker, Tracker, _PAGE)
+    return tracker

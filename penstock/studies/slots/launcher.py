@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.files import unshare
-from penstock.core.machine import Machine
+from penstock.core.machine import Machine, counted
 from penstock.run.files.trust import VARIABLE
 from penstock.run.signals import handling
 from penstock.studies.slots.slots import STOPPED, Execution, Slots, local_slots
@@ -131,6 +131,8 @@ class Launcher:
             self._told += 1
             name = signal.Signals(self._signals_seen[-1]).name
             if self._told == 1:
-                self._display.note(f"{name}: {len(running)} runs save and end, no other begins; once more kills them")
+                self._display.note(
+                    f"{name}: saves and ends {counted(len(running), 'run')}, begins no other; once more kills"
+                )
             for one in running:
                 one.process.terminate() if self._told == 1 else one.process.kill()

@@ -89,7 +89,9 @@ export class List {
     };
     const returns = runs.map((run) => run.return).filter((x) => x !== null && x !== undefined);
     const mean = returns.length ? returns.reduce((a, b) => a + b) / returns.length : null;
-    const of = [group.name.includes(group.env) ? null : group.env, runs.length > 1 ? plural(runs.length, "seed") : null].filter(Boolean).join(" · ");
+    const seeds = new Set(runs.map((run) => run.seed ?? run.id)).size;
+    const count = seeds === runs.length ? plural(seeds, "seed") : `${plural(runs.length, "run")} of ${plural(seeds, "seed")}`;
+    const of = [group.name.includes(group.env) ? null : group.env, runs.length > 1 ? count : null].filter(Boolean).join(" · ");
     return el("div", { class: slot === null ? "group off" : "group" },
       el("div", { class: "head" },
         el("button", { class: "toggle", "aria-pressed": String(slot !== null), "aria-label": `Show ${group.name}`, title: slot === null ? "show" : "hide", onclick: () => this.toggle(group.id) }, swatch(slot)),

@@ -126,6 +126,19 @@ def test_without_a_screen_there_is_a_video(trained: Path, no_screen: None, cli: 
     assert Path("x.mp4").stat().st_size > 500
 
 
+def test_without_a_screen_pygame_looks_for_none_and_complains_of_none(
+    no_screen: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pygame: Any = pytest.importorskip("pygame", reason="needs the extra classic")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    pygame.quit()
+    live = gym.make("CartPole-v1", render_mode="rgb_array")
+    live.reset()
+    assert show.frame_of(live).shape == (400, 600, 3)
+    assert pygame.display.get_driver() == "dummy" and "SDL_VIDEODRIVER" not in os.environ
+    assert capfd.readouterr().err == ""
+
+
 @needs_ffmpeg
 def test_a_display_that_does_not_answer_is_none(
     trained: Path, no_screen: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

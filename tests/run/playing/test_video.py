@@ -23,8 +23,8 @@ def frame(i: int, height: int = 48, width: int = 64) -> np.ndarray:
 
 def decode(path: Path, height: int, width: int) -> np.ndarray:
     """[N, H, W, 3] frames as ffmpeg reads them back."""
-    imageiorequire_ffmpeg = pytest.importorskip("imageiorequire_ffmpeg")
-    program = imageiorequire_ffmpeg.getrequire_ffmpeg_exe()
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    program = imageio_ffmpeg.get_ffmpeg_exe()
     command = [program, "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     raw = subprocess.run(command, capture_output=True, timeout=200, check=True).stdout
     return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
@@ -33,7 +33,7 @@ def decode(path: Path, height: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize(("size", "even"), [((48, 64), (48, 64)), ((47, 63), (48, 64))])
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 def test_frames_come_back(tmp_path: Path, size: tuple[int, int], even: tuple[int, int], suffix: str) -> None:
-    pytest.importorskip("imageiorequire_ffmpeg")
+    pytest.importorskip("imageio_ffmpeg")
     path = tmp_path / "videos" / f"a{suffix}"
     with VideoWriter(path, 30, size) as writer:
         for i in range(10):
@@ -48,11 +48,11 @@ def test_frames_come_back(tmp_path: Path, size: tuple[int, int], even: tuple[int
 
 
 def test_the_rate_is_that_of_the_environment(tmp_path: Path) -> None:
-    imageiorequire_ffmpeg = pytest.importorskip("imageiorequire_ffmpeg")
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     with VideoWriter(tmp_path / "a.mp4", 12, (48, 64)) as writer:
         for i in range(24):
             writer.write(frame(i % 10))
-    command = [imageiorequire_ffmpeg.getrequire_ffmpeg_exe(), "-i", str(tmp_path / "a.mp4")]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "a.mp4")]
     said = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False).stderr
     assert "12 fps" in said
     assert "Duration: 00:00:02.00" in said
@@ -60,14 +60,14 @@ def test_the_rate_is_that_of_the_environment(tmp_path: Path) -> None:
 
 
 def test_views_that_are_not_contiguous_are_written_as_they_look(tmp_path: Path) -> None:
-    pytest.importorskip("imageiorequire_ffmpeg")
+    pytest.importorskip("imageio_ffmpeg")
     with VideoWriter(tmp_path / "a.mp4", 5, (48, 64)) as writer:
         writer.write(frame(0)[::-1])
     assert decode(tmp_path / "a.mp4", 48, 64)[0, -1, :, 1].mean() > 150
 
 
 def test_wrong_frames_and_settings_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("imageiorequire_ffmpeg")
+    pytest.importorskip("imageio_ffmpeg")
     with pytest.raises(ConfigError, match=r"ends in \.mp4"):
         VideoWriter(tmp_path / "a.avi", 30, (4, 4))
     with pytest.raises(ConfigError, match="expected positive numbers"):
@@ -82,8 +82,8 @@ def test_wrong_frames_and_settings_are_refused(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_failure_ends_with_whatrequire_ffmpeg_said(tmp_path: Path) -> None:
-    pytest.importorskip("imageiorequire_ffmpeg")
+def test_a_failure_ends_with_what_ffmpeg_said(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
     (tmp_path / f".a.tmp-{os.getpid()}.mp4").mkdir()
     writer = VideoWriter(tmp_path / "a.mp4", 30, (48, 64))
 
@@ -98,7 +98,7 @@ def test_a_failure_ends_with_whatrequire_ffmpeg_said(tmp_path: Path) -> None:
 
 
 def test_a_video_without_frames_is_an_error(tmp_path: Path) -> None:
-    pytest.importorskip("imageiorequire_ffmpeg")
+    pytest.importorskip("imageio_ffmpeg")
     with pytest.raises(PenstockError, match="no frame was written"):
         VideoWriter(tmp_path / "a.mp4", 30, (48, 64)).close()
     assert os.listdir(tmp_path) == []
@@ -122,7 +122,7 @@ def test_a_program_that_dies_midway_is_reported(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_error_between_frames_leaves_no_file_and_no_process(tmp_path: Path) -> None:
-    pytest.importorskip("imageiorequire_ffmpeg")
+    pytest.importorskip("imageio_ffmpeg")
     writer = VideoWriter(tmp_path / "a.mp4", 30, (48, 64))
     process = writer._process
     assert process is not None
@@ -142,7 +142,7 @@ def test_without_the_extra_the_error_says_which(tmp_path: Path, monkeypatch: pyt
     original = builtins.__import__
 
     def refuse(name: str, *args: Any, **options: Any) -> Any:
-        if name == "imageiorequire_ffmpeg":
+        if name == "imageio_ffmpeg":
             raise ImportError(name)
         return original(name, *args, **options)
 

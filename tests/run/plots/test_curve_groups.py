@@ -12,7 +12,9 @@ def test_runs_with_other_settings_are_curves_of_their_own_named_by_what_differs(
 
 
 def test_seed_directory_display_and_length_of_a_run_are_not_settings_of_its_curve(tmp_path: Path) -> None:
-    assert legend(tmp_path, [settings(0, entropy_coef=0), settings(1, entropy_coef=0.0)]) == ["ppo (2 seeds)"]
+    given = [settings(0, entropy_coef=0), settings(1, entropy_coef=0.0)]
+    given[1]["run"]["stop"] = {"time/total_timesteps": 512}  # as a trial that a search has pruned
+    assert legend(tmp_path, given) == ["ppo (2 seeds)"]
 
 
 def test_names_of_schedules_lists_and_settings_that_follow_another(tmp_path: Path) -> None:
@@ -20,6 +22,10 @@ def test_names_of_schedules_lists_and_settings_that_follow_another(tmp_path: Pat
     assert legend(tmp_path / "a", [settings(), settings(lr=linear)]) == ["ppo, lr=0.001", "ppo, lr=Linear(0.001, 0)"]
     both = [settings(discount=0.9, hidden=[64, 64]), settings(hidden=[8])]  # sampler.discount follows algo.discount
     assert legend(tmp_path / "b", both) == ["ppo, discount=0.9, hidden=[64, 64]", "ppo, discount=0.99, hidden=[8]"]
+
+
+def test_long_numbers_have_six_digits_in_names(tmp_path: Path) -> None:
+    assert legend(tmp_path, [settings(lr=1 / 3000), settings(lr=1e7)]) == ["ppo, lr=0.000333333", "ppo, lr=10000000"]
 
 
 def test_a_name_holds_three_settings_and_says_that_there_are_more(tmp_path: Path) -> None:

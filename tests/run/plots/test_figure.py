@@ -102,7 +102,7 @@ def test_seeds_without_a_common_stretch_are_not_called_a_mean(tmp_path: Path) ->
 
 
 def test_a_directory_that_is_no_run_is_named_and_nothing_drawn(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no run in .*nope: no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"no run in .*nope: there is no such folder; exp"):
         plot_runs([make_run(tmp_path / "a"), tmp_path / "nope"], tmp_path / "out" / "x.png")
     assert not (tmp_path / "out").exists()
 

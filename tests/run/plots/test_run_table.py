@@ -127,8 +127,10 @@ def test_a_frame_has_every_run_and_setting(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_folders_without_a_run_and_runs_of_seeds(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no run in .*nowhere: no metrics\.jsonl there or below"):
+    with pytest.raises(ConfigError, match=r"no run in .*nowhere: there is no such folder; expected"):
         ps.runs(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no metrics\.jsonl there or below; expected the directory of a run, which"):
+        ps.runs(tmp_path)
     for seed in (1, 2):
         make_run(tmp_path / f"x-s{seed}")
     make_run(tmp_path / "x-sand")

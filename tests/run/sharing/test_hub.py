@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError
+from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError, PenstockError
 from penstock.run.checkpoints.checkpoint import find_checkpoint
 from penstock.run.sharing import hub as client
 from penstock.run.sharing.hub import FILES, fetch_policy, pull_run, push_run
@@ -128,19 +128,20 @@ def test_a_private_repository(hub: HubServer, cli: Cli, shared_run: Path, monkey
     assert fetch_policy("hf:me/own").is_file()
     monkeypatch.delenv("HF_TOKEN")
     said = cli("pull", "me/own", "x")
-    assert (said.code, "shows no such repository; check the name, or if private log in" in said.err) == (5, True)
+    assert (said.code, "shows no such repository; check the name, or if private log in" in said.err) == (2, True)
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, str], int, str]] = {
-    "no token": (["push", "RUN", "me/a"], {"HF_TOKEN": ""}, 5, "no token of http://127.0.0.1"),
-    "a wrong token": (["push", "RUN", "me/a"], {"HF_TOKEN": "hf_other"}, 5, "answered 401"),
-    "a token to read": (["push", "RUN", "me/a"], {"HF_TOKEN": READ}, 5, "with the right to write"),
-    "no run": (["push", "nowhere", "me/a"], {}, 5, "there is no such folder"),
-    "no name": (["push", "RUN", "cart"], {}, 2, "names no repository; expected user/name"),
+    "no token": (["push", "RUN", "me/a"], {"HF_TOKEN": ""}, 2, "no token of http://127.0.0.1"),
+    "a wrong token": (["push", "RUN", "me/a"], {"HF_TOKEN": "hf_other"}, 2, "answered 401"),
+    "a token to read": (["push", "RUN", "me/a"], {"HF_TOKEN": READ}, 2, "with the right to write"),
+    "no run": (["push", "nowhere", "cart"], {"HF_TOKEN": ""}, 5, "there is no such folder"),
+    "a folder without a run": (["push", ".", "cart"], {"HF_TOKEN": ""}, 5, ". is no run directory"),
+    "no name": (["push", "RUN", "cart"], {"HF_TOKEN": ""}, 2, "names no repository; expected user/name"),
     "an odd name": (["push", "RUN", "me/.."], {}, 2, "names no repository"),
     "a path": (["pull", "../a/b", "x"], {}, 2, "names no repository"),
-    "no repository": (["pull", "me/none", "x"], {}, 5, "shows no such repository"),
-    "no revision": (["pull", "me/sb3@v9", "x"], {}, 5, "there is no such revision"),
+    "no repository": (["pull", "me/none", "x"], {}, 2, "shows no such repository"),
+    "no revision": (["pull", "me/sb3@v9", "x"], {}, 2, "there is no such revision"),
     "another's repository": (["pull", "me/sb3", "x"], {}, 5, "it has 'ppo.zip'"),
     "no policy": (["pull", "me/fake", "x"], {}, 5, "no safetensors file; expected one that policy.save"),
     "a folder in use": (["pull", "me/fake", "."], {}, 2, "holds something already"),
@@ -168,12 +169,12 @@ def test_other_repositories_are_no_policy(hub: HubServer) -> None:
     hub.repos |= {"me/sb3": {"ppo.zip": b"x"}, "me/fake": {"policy.safetensors": b"not weights"}}
     for name, message in (
         ("hf:me/sb3", "holds no policy.safetensors"), ("hf:me/fake", "hf:me/fake: .* is no safetensors file"),
-        ("hf:me/none", "no such repository"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             ps.load(name)
-    with pytest.raises(ConfigError, match="names no repository"):
-        ps.load("hf:cart")
+    for name, message in (("hf:me/none", "no such repository"), ("hf:cart", "names no repository")):
+        with pytest.raises(ConfigError, match=message):
+            ps.load(name)
 
 
 def test_a_policy_that_names_code_is_loaded_with_trust_alone(
@@ -203,9 +204,9 @@ def test_without_network_what_was_fetched_is_loaded(
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         assert ps.load("hf:me/cart").predict(OBS).tolist() == expected.tolist()
-        with pytest.raises(CheckpointError, match="cannot be reached, and it was not fetched before"):
+        with pytest.raises(PenstockError, match="cannot be reached, and it was not fetched before"):
             ps.load("hf:me/other")
-        with pytest.raises(CheckpointError, match="check the network"):
+        with pytest.raises(PenstockError, match="check the network"):
             push_run(shared_run, "me/cart")
 
 
@@ -213,14 +214,15 @@ def test_a_hub_that_never_answers(hub: HubServer, shared_run: Path, monkeypatch:
     monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(CheckpointError, match=r"ReadTimeout: .*check the network"):
+        with pytest.raises(PenstockError, match=r"ReadTimeout: .*check the network"):
             push_run(shared_run, "me/cart")
 
 
 def test_a_hub_out_of_order(hub: HubServer, shared_run: Path) -> None:
     hub.fails = 418
-    with pytest.raises(CheckpointError, match="answered 418"):
+    with pytest.raises(PenstockError, match="answered 418") as raised:
         push_run(shared_run, "me/cart")
+    assert type(raised.value) is PenstockError, "no checkpoint is concerned"
 
 
 def test_several_policies_are_one_file(hub: HubServer, cli: Cli) -> None:
@@ -233,10 +235,10 @@ def test_several_policies_are_one_file(hub: HubServer, cli: Cli) -> None:
     assert "| policy | observation | action |" in hub.repos["me/nim"]["README.md"].decode()
 
 
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for call in (
-        lambda: ps.load("hf:me/cart"), lambda: push_run(tmp_path, "me/cart"), lambda: pull_run("me/a", tmp_path / "x"),
+        lambda: ps.load("hf:me/cart"), lambda: push_run(trained, "cart"), lambda: pull_run("me/a", tmp_path / "x"),
     ):  # fmt: skip
         with pytest.raises(MissingExtraError, match=r"penstock\[hub\]"):
             call()

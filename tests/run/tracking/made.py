@@ -68,6 +68,10 @@ class Told:
         return [step for step, _ in cls.rows]
 
 
+LINE = Told._maybe.__code__.co_firstlineno + 3  # pyright: ignore[reportPrivateUsage]
+"""Where `Told` raises."""
+
+
 class Silent(Told):
     """Its server never answers."""
 
@@ -114,6 +118,18 @@ class Lacking:
     def start(self, run: TrackedRun) -> None: ...
     def write(self, step: int, row: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
+
+
+class WithPath(Told):
+    """Takes an argument."""
+
+    def __init__(self, path: Path) -> None: ...
+
+
+class Stepless(Told):
+    """Its `write` takes no step."""
+
+    def write(self, row: Mapping[str, float]) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def ended(sender: Sender, **patience: Any) -> list[str]:

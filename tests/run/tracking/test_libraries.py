@@ -147,7 +147,7 @@ def test_a_server_that_is_not_there_is_said_at_once(
     for variable in ("WANDB_BASE_URL", "MLFLOW_TRACKING_URI", "TRACKIO_SERVER_URL"):
         monkeypatch.setenv(variable, url)
     (said,) = ended(Sender(run_dir(tmp_path / "run", rows=2), name), start_s=60.0)
-    assert f"tracker {name} failed (ConnectionError: no answer from {url} (" in said and "2 rows are not sent" in said
+    assert f"tracker {name} failed (ConnectionError: no answer from {url} (" in said and "2 rows not sent" in said
 
 
 def test_a_server_that_says_nothing_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

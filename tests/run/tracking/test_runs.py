@@ -19,7 +19,8 @@ from penstock.run.log import read_metrics
 from penstock.run.tracking import tracker
 from tests.run.cartpole import at
 from tests.run.files.forging import with_config
-from tests.run.tracking.made import HERE, Told
+from tests.run.tracking import made
+from tests.run.tracking.made import HERE, LINE, Told
 
 NAME = f"{HERE}:Told"
 LINES = f"{HERE}:Lines"
@@ -75,9 +76,10 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(tmp_path: Path) -> 
                     pass
     texts = [str(warning.message) for warning in said]
     assert [text for text in texts if "training goes on" in text] == [
-        f"tracker {NAME} failed: RuntimeError: no start; training goes on, and it gets every row later"
+        f"tracker {NAME} failed: RuntimeError: no start, at {made.__file__}:{LINE}; training goes on, and it gets every "
+        "row later"
     ]
-    assert "11 rows are not sent: penstock track" in texts[-1] and run.result.stopped_by == "steps"
+    assert "11 rows not sent: penstock track" in texts[-1] and run.result.stopped_by == "steps"
 
 
 def test_track_sends_a_run_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,8 +114,13 @@ def test_settings_that_name_no_tracker_are_refused(given: Any, said: str) -> Non
     [
         ("no_such_module:X", "cannot import 'no_such_module'"),
         (f"{HERE}:Nothing", "has no 'Nothing'"),
-        (f"{HERE}:HERE", "expected a class"),
+        (f"{HERE}:HERE", r"run\.trackers .*:HERE='tests.run.tracking.made' cannot be called; expected .*a tracker"),
         (f"{HERE}:Lacking", "has no artifact.*docs/trackers.md"),
+        (
+            f"{HERE}:WithPath",
+            r"=WithPath cannot be called without arguments \(missing .*'path'\); expected .*a tracker",
+        ),
+        (f"{HERE}:Stepless", r"Stepless.write=write cannot take self and step and row .*write\(self, step, row\)"),
     ],
 )
 def test_a_tracker_that_cannot_be_made_is_refused_before_the_run(tmp_path: Path, name: str, said: str) -> None:
@@ -130,7 +137,7 @@ def test_a_missing_extra_is_named_before_the_run(tmp_path: Path, monkeypatch: py
 
 
 def test_what_makes_no_tracker_is_trouble(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="AttributeError.* 11 rows are not sent"):
+    with pytest.warns(UserWarning, match=r"ConfigError: builtins.int has no start\(run.* 11 rows not sent"):
         ps.train(at(tmp_path / "run", trackers=(f"{HERE}:not_a_tracker",)))
 
 

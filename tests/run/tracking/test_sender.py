@@ -12,7 +12,8 @@ import pytest
 from penstock.run.log import TAKEN_AT, MetricsLog
 from penstock.run.tracking import sender as module
 from penstock.run.tracking.sender import Sender
-from tests.run.tracking.made import HERE, Told, ended, run_dir, write
+from tests.run.tracking import made
+from tests.run.tracking.made import HERE, LINE, Told, ended, run_dir, write
 
 NAME = f"{HERE}:Told"
 
@@ -60,6 +61,14 @@ def test_a_second_one_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     assert Told.files == [("config.json", "settings"), ("meta.json", "versions"), ("meta.json", "versions")]
     first, second = Told.runs
     assert first.id == second.id and len(first.id) == 12 and second.sent_step == 2
+
+
+def test_without_its_note_all_is_sent_anew_as_another_tracked_run(tmp_path: Path) -> None:
+    run = run_dir(tmp_path / "run", rows=2)
+    ended(Sender(run, NAME))
+    (run / "trackers" / f"{NAME.replace(':', '.')}.json").unlink()
+    assert ended(Sender(run, NAME)) == []
+    assert Told.steps() == [1, 2, 1, 2] and len({told.id for told in Told.runs}) == 2
 
 
 def test_rows_that_a_resumed_run_repeats_are_not_sent_again(tmp_path: Path) -> None:
@@ -112,7 +121,7 @@ def test_one_that_fails_gets_every_row_later_once_and_in_order(tmp_path: Path) -
     Told.fails |= {"start": 2, "write 3": 3}
     live = Sender(run, NAME)
     until(lambda: live.trouble)
-    assert live.trouble == "RuntimeError: no start"
+    assert live.trouble == f"RuntimeError: no start, at {made.__file__}:{LINE}"
     until(lambda: len(Told.rows) == 5)
     assert Told.steps() == [1, 2, 3, 4, 5]
     assert len({told.id for told in Told.runs}) == 1 and len(Told.runs) == 4
@@ -124,7 +133,8 @@ def test_one_that_always_fails_is_said_with_what_sends_the_rest(tmp_path: Path) 
     Told.fails |= {"write 2": 1000}
     (said,) = ended(Sender(run, NAME))
     assert said == (
-        f"tracker {NAME} failed (RuntimeError: no write 2), 2 rows are not sent: penstock track {run} sends them"
+        f"tracker {NAME} failed (RuntimeError: no write 2, at {made.__file__}:{LINE}), 2 rows not sent: "
+        f"penstock track {run} sends them"
     )
     Told.fails.clear()
     ended(Sender(run, NAME))
@@ -138,7 +148,7 @@ def test_a_file_that_is_refused_holds_up_no_row_and_is_tried_again_by_the_next(t
     until(lambda: Told.files)
     write(run, range(2, 4))
     (said,) = ended(live)
-    assert "failed (config.json: RuntimeError: no settings), files may not be sent" in said
+    assert "failed (config.json: RuntimeError: no settings, at " in said and "), files may not be sent" in said
     assert Told.steps() == [1, 2, 3] and Told.files == [("meta.json", "versions")]
     assert ended(Sender(run, NAME)) == []
     assert Told.files == [("meta.json", "versions"), ("config.json", "settings")]
@@ -151,7 +161,7 @@ def test_one_whose_server_never_answers_costs_less_than_a_second_and_no_row(tmp_
     began = time.monotonic()
     (said,) = ended(live)
     assert time.monotonic() - began < 5.0, "0.7 s on an idle machine"
-    assert "does not answer, 4 rows are not sent" in said and not Told.rows
+    assert "does not answer, 4 rows not sent" in said and not Told.rows
 
 
 def test_one_that_hangs_is_waited_for_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +169,11 @@ def test_one_that_hangs_is_waited_for_in_bounds(tmp_path: Path, monkeypatch: pyt
     live = Sender(run_dir(tmp_path / "run", rows=3), f"{HERE}:Hanging")
     until(lambda: Told.rows)
     (said,) = ended(live)
-    assert "does not answer, 2 rows are not sent" in said
+    assert "does not answer, 2 rows not sent" in said
     monkeypatch.setattr(module, "_CALL_S", 60.0)
     live = Sender(run_dir(tmp_path / "other", rows=3), f"{HERE}:Hanging")
     until(lambda: len(Told.rows) == 2)
-    assert "2 rows are not sent" in ended(live, most_s=0.1)[0]
+    assert "2 rows not sent" in ended(live, most_s=0.1)[0]
 
 
 def test_one_in_its_pause_is_tried_once_more_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

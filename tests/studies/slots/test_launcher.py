@@ -133,10 +133,25 @@ def test_the_first_signal_saves_the_second_kills(fake: Path) -> None:
     thread.join(timeout=LIMIT_S)
     assert signal.getsignal(signal.SIGINT) is before
     assert statuses(queue) == {"what=slow_s0": "stopped", "what=deaf_s0": "stopped", "what=ok_s0": "waiting"}
-    assert any("SIGINT: 2 runs save and end" in event for event in seen.events)
+    assert any("SIGINT: saves and ends 2 runs, begins no other" in event for event in seen.events)
     again = open_study(fake)
     assert again.command(runs_of(again)[0])[0] == "resume"
     assert again.command(runs_of(again)[1])[0] == "train"
+
+
+def test_one_run_is_said_in_the_singular(fake: Path) -> None:
+    queue, seen = queue_of(fake, "slow"), Seen()
+
+    def interrupt() -> None:
+        wait_for((fake / "what=slow_s0" / "metrics.jsonl").exists, "run")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    queue.begin()
+    assert Launcher(queue, machines(1), seen).work() == signal.SIGINT
+    thread.join(timeout=LIMIT_S)
+    assert any("SIGINT: saves and ends 1 run, begins no other" in event for event in seen.events)
 
 
 @pytest.mark.slow
