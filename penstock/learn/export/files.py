@@ -158,7 +158,7 @@ def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
     def execute(inputs: list[Array]) -> list[Array]:
-        return session.run(names[1], dict(zip(names[0], inputs)))
+        return list[Any](session.run(names[1], dict(zip(names[0], inputs))))
 
     return data, opset, execute
 
