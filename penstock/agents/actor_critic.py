@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents import distributions as dists
-from penstock.agents.agent import Agent, chain_by_kernel
+from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
 from penstock.agents.images import image_of
-from penstock.agents.mlp import MLP, are_plain, is_plain, orthogonal, out_of, through
+from penstock.agents.mlp import MLP, are_plain, chain_by_kernel, is_plain, orthogonal, out_of, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory

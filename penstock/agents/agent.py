@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
-from penstock.agents.mlp import kernel_weights
 from penstock.agents.networks import Net
 from penstock.agents.preparation import Preparation
 from penstock.core.batch import Inputs, SampleBatch
@@ -144,17 +142,6 @@ class Agent(nn.Module):
     def needs_statistics(self) -> bool:
         """True if running statistics must be set by a batch before anything is learned."""
         return False
-
-
-def chain_by_kernel(agent: Agent, kind: type[Agent], encoder: Any, body: Any, out: nn.Module, outputs: int) -> Any:
-    """Makes an `Acting` of an agent's plain layers on flat observations, given its head; None if it has others.
-
-    Also None for agents whose `act` is not exactly that of `kind`, with hooks, or where somebody looks on.
-    """
-    if type(agent) is not kind or not agent.__dict__.keys().isdisjoint(("act", "prepared")) or not encoder.is_identity:
-        return None
-    weights, seen = kernel_weights(body, encoder.size, out, outputs), agent.preparation.for_kernel()
-    return None if weights is None or seen is None else functools.partial(Acting, weights, body.activation, **seen)
 
 
 def output_of(agent: Agent, found: Any, name: str) -> Any:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.actor_critic import ActorCriticSettings
-from penstock.agents.agent import Agent, chain_by_kernel, follow
+from penstock.agents.agent import Agent, follow
 from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
-from penstock.agents.mlp import MLP, is_plain, surely, through
+from penstock.agents.mlp import MLP, chain_by_kernel, is_plain, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
 from penstock.core.machine import cpu_family
 from penstock.native import dense, library
+from penstock.native.acting import Acting
 from penstock.native.direct import runs_directly, values_are_there
 from penstock.native.elementwise import orthogonal_
 
@@ -160,18 +161,26 @@ def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
     return x if out is None else in_full(out, x)
 
 
-def kernel_weights(body: nn.Module, inputs: int, out: nn.Module, outputs: int) -> list[Tensor] | None:
-    """Weight and bias of each layer of an MLP and an output layer, in turn; None if the kernel does not run them.
+def chain_by_kernel(agent: Any, kind: type, encoder: Any, body: nn.Module, out: nn.Module, outputs: int) -> Any:
+    """Makes an `Acting` of an agent's plain layers on flat observations, given its head; None if it has others.
 
-    Args:
-        inputs, outputs: widths that the first and the last layer must have.
+    Also None for agents whose `act` is not exactly that of `kind`, with hooks, or where somebody looks on.
     """
+    if type(agent) is not kind or not agent.__dict__.keys().isdisjoint(("act", "prepared")) or not encoder.is_identity:
+        return None
     parts: Any = body.__dict__["_modules"]  # attribute look-ups on modules are slow
     if library.found is None or not runs_directly() or not is_plain(body, MLP) or parts.get("between") is not None:
         return None
     weights = plain_weights((*parts["layers"]._modules.values(), out))
-    fit = weights and weights[-1].numel() == outputs and dense.takes_all(weights) and dense.fit(inputs, weights)
-    return weights if fit else None
+    if (
+        not weights
+        or weights[-1].numel() != outputs
+        or not dense.takes_all(weights)
+        or not dense.fit(encoder.size, weights)
+    ):
+        return None
+    seen = agent.preparation.for_kernel() if agent.preparation.active else {}
+    return None if seen is None else functools.partial(Acting, weights, cast(MLP, body).activation, **seen)
 
 
 def out_of(body: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock import ops
-from penstock.agents.agent import Agent, chain_by_kernel, follow
+from penstock.agents.agent import Agent, follow
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP, is_plain, out_of, surely, through
+from penstock.agents.mlp import MLP, chain_by_kernel, is_plain, out_of, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.own.networks import own_q_network

@@ -194,9 +194,12 @@ def die_when_there_are_children(forks: bool) -> None:
         time.sleep(0.01)
     time.sleep(1.0)
     pids = [process.pid for process in descendants()]
-    if forks and os.fork() == 0:
+    fork = os.fork() if forks else -1
+    if fork == 0:  # outlives this one, with all that it had open but the output, whose end is waited for
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         time.sleep(60)
-    print(json.dumps({"pids": pids}), flush=True)
+        os._exit(0)
+    print(json.dumps({"pids": pids, "forks": [fork] if forks else []}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

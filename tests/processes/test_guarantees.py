@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,12 +61,15 @@ def alive(pids: list[int]) -> list[int]:
 @kinds([*HERE, *RAY])
 @pytest.mark.parametrize("do", ["dies", "dies_forked"])
 def test_it_dies_with_its_parent_also_with_one_that_has_forked(kind: str, backend: str, do: str, played: Any) -> None:
-    pids = played(kind, backend, do)["pids"]
-    assert pids
+    said = played(kind, backend, do)
+    assert said["pids"]
     until = time.monotonic() + 30
-    while (left := alive(pids)) and time.monotonic() < until:
+    while (left := alive(said["pids"])) and time.monotonic() < until:
         time.sleep(0.05)
     assert not left
+    for fork in said["forks"]:
+        assert alive([fork])
+        os.kill(fork, signal.SIGKILL)
 
 
 @kinds(HERE, "slot")  # whose output is a log file of the run

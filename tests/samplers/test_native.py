@@ -96,7 +96,7 @@ def test_one_seed_gives_one_stream():
 
 
 def test_evaluation_counts_the_first_episodes_of_each_slot_and_leaves_training_alone():
-    quiet, evaluating = cartpole(8, 20), cartpole(8, 20)
+    quiet, evaluating = cartpole(8, 20, limit=500), cartpole(8, 20, limit=500)
     for itr in range(3):
         batch, _ = quiet.obtain_samples(itr)
         again, _ = evaluating.obtain_samples(itr)
