@@ -223,8 +223,10 @@ class ControlAgent(Agent):
             return None
         outputs = box.size * (1 + self._gaussian)
         acting = chain_by_kernel(self, ControlAgent, actor.encoder, actor.mlp, actor.out, outputs)
+        if acting is None:  # also on a GPU, which reading the spread would wait for
+            return None
         given = {"center": box.center, "half": box.half_range, "spread": float(self.spread)}
-        return acting and acting("control" if self._gaussian else "point", box.size, **given)
+        return acting("control" if self._gaussian else "point", box.size, **given)
 
     def sample(self, inputs: Inputs, noise: Tensor) -> Squashed:
         """Reparametrised actions of the Gaussian from uniforms [N, size] (Haarnoja et al. 2018, appendix C)."""

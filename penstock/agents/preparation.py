@@ -20,6 +20,7 @@ from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, choices, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 _TINY = 1e-8
+"""Added to variances before their roots are taken."""
 _NORMALIZED = Net(normalize_obs=True)
 
 

@@ -26,7 +26,7 @@ class _Plan(ctypes.Structure):
     """`struct Acting` of kernel.c."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("head", "layers", "activation", "activated", "n")),
+        *((name, ctypes.c_int) for name in ("head", "layers", "activation", "n")),
         *((name, _POINTER) for name in ("width", "parameter", "mean", "scale")),
         ("clip", ctypes.c_double),
         *((name, _POINTER) for name in ("log_std", "center", "half")),
@@ -54,13 +54,13 @@ class Acting:
         parameters = dense.addresses(weights)
         numbers = {name: x.data_ptr() if isinstance(x, Tensor) else x for name, x in given.items()}
         at = ctypes.addressof(widths), ctypes.addressof(parameters)
-        plan = _Plan(_HEADS[head], layers, dense.ACTIVATIONS[activation], layers - 1, n, *at, **numbers)
+        plan = _Plan(_HEADS[head], layers, dense.ACTIVATIONS[activation], n, *at, **numbers)
         self._held = plan, widths, parameters, weights, given  # the kernel reads all of these
         self._at = ctypes.addressof(plan)
         self._inputs, self._noise = widths[0], {"categorical": 1, "greedy": 3}.get(head, n)
         chooses = head in ("categorical", "greedy")
         self.dtype = _INT64 if chooses else _FLOAT32
-        """Of actions."""
+        """The dtype that arrays of actions must have."""
         self._size, self._has_logp = 1 if chooses else n, head in ("categorical", "gaussian", "squashed")
 
     def rows(self, obs: Any, action: Any, logp: Any, noise: Any) -> Callable[[int], None] | None:

@@ -361,10 +361,10 @@ API void control(const float *out, long rows, int n, int gaussian, float spread,
     kernel->control(out, rows, n, gaussian, spread, uniform, center, half, action);
 }
 
-/* How an agent acts (penstock/native/acting.py has the same fields): a network as `last` has it, and one of HEADS. */
+/* How an agent acts (penstock/native/acting.py has the same fields): a network as `last` has it, and then a head. */
 enum { CATEGORICAL, GAUSSIAN, SQUASHED, POINT, CONTROL, GREEDY };
 struct Acting {
-    int head, layers, activation, activated, n; /* n: choices, or elements of a box */
+    int head, layers, activation, n; /* all layers but the last are activated; n: choices, or elements of a box */
     const int *width;
     const float *const *parameter;
     const double *mean, *scale; /* [width[0]] of the observations' normaliser; 0: none */
@@ -394,7 +394,7 @@ API void act(const struct Acting *by, const float *x, long rows, const float *un
             }
         x = seen;
     }
-    last(x, rows, by->layers, by->width, by->parameter, by->activation, by->activated, out);
+    last(x, rows, by->layers, by->width, by->parameter, by->activation, by->layers - 1, out);
     switch (by->head) {
     case CATEGORICAL: kernel->categorical(out, rows, n, 0, uniform, by->start, chosen, logp); return;
     case GAUSSIAN:
