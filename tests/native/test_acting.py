@@ -183,6 +183,12 @@ def test_agents_of_other_parts_act_by_themselves(algo: Any, env: str) -> None:
     assert algo.build(live.spec, seed=1).agent.by_kernel(True) is None
 
 
+def test_an_agent_that_records_its_values_acts_by_itself() -> None:
+    agent: Any = made("dqn")[0].agent
+    agent._records_q = True
+    assert agent.by_kernel(True) is None
+
+
 def test_statistics_in_another_precision_are_not_read_as_they_lie() -> None:
     agent = made("normalised")[0].agent.float()
     assert agent.by_kernel(True) is None
