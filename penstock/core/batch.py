@@ -7,6 +7,9 @@ A row t is one environment step of one slot: `action[t]` was chosen at `obs[t]`;
 `truncated[t]` answer it; `obs[t+1]` is its true successor wherever `valid[t]`. The step after an end is a reset row:
 its action is ignored, it is not valid, and the observation after it is `first`. Hence three rules for every batch: a
 step goes on only in a valid row; row 0 of a batch is row T of the one before; only valid rows are environment steps.
+
+One kind of batch has no reset rows, that of environments which reset in the step of an end (batched simulators): there
+`obs[t+1]` opens the next episode where `resets[t]`, and the true successor of row t is `final[t]`.
 """
 
 from __future__ import annotations
@@ -78,6 +81,14 @@ class SampleBatch:
     """[B, ...] recurrent state before row 0; None for a memoryless agent."""
     version: Array
     """[T, B] int64, the parameter version that chose the action."""
+    final: Tree = None
+    """[T, B, *O] the last observation of an episode where `resets`, of environments that reset in the step of an end;
+    of all others None."""
+
+    @property
+    def resets(self) -> Array:
+        """[T, B] bool: the environment has reset within row t, so that its true successor is `final[t]`."""
+        return self.valid & self.first[1:]
 
     @property
     def action(self) -> Tree:
@@ -139,7 +150,8 @@ class SampleBatch:
         def flat(x: Array) -> Array:
             return x[:T].reshape(T * B, *x.shape[2:])
 
-        out = {name: tree_map(flat, getattr(self, name)) for name in ROWS_AND_NEXT + ROWS}
+        names = [x for x in ROWS_AND_NEXT + ROWS if x != "final" or self.final is not None]
+        out = {name: tree_map(flat, getattr(self, name)) for name in names}
         return out | {"action": tree_map(flat, self.action), "reward": flat(self.reward)}
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> SampleBatch:
@@ -175,13 +187,14 @@ class SampleBatch:
             info=tree_map(rows, self.info),
             state=tree_map(lambda x: x[b0:b1], self.state) if t0 == 0 else None,
             version=rows(self.version),
+            final=tree_map(rows, self.final),
         )
 
 
 ROW_MULTIPLE = 4
 """Rows of every acting forward are padded to a multiple of it."""
 ROWS_AND_NEXT = ("obs", "first", "prev_action", "prev_reward")
-ROWS = ("terminated", "truncated", "valid", "info", "version")
+ROWS = ("terminated", "truncated", "valid", "info", "version", "final")
 
 
 @struct

@@ -124,7 +124,10 @@ class _Writer:
             tag, array = "$array" if isinstance(value, np.ndarray) else "$scalar", np.asarray(value)
             return {tag: [array.dtype.str, list(array.shape), self._put(np.ascontiguousarray(array))]}
         if isinstance(value, SampleBatch):
-            return {"$batch": {f.name: self.plain(getattr(value, f.name), (f.name, path)) for f in fields(value)}}
+            held = {f.name: getattr(value, f.name) for f in fields(value)}
+            if value.final is None:  # as batches were written before there was one
+                del held["final"]
+            return {"$batch": {name: self.plain(x, (name, path)) for name, x in held.items()}}
         if isinstance(value, MultiAgentBatch):
             return {"$batches": [self.plain(dict(value), path), value.env_steps, value.environments]}
         if self._extension is not None and (found := self._extension.to_array(value)) is not None:

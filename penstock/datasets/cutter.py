@@ -62,6 +62,7 @@ class EpisodeCutter:
 
     def _episode(self, batch: SampleBatch, row: int, b: int) -> Episode:
         whole = tree_map(lambda *xs: np.concatenate(xs), *self._parts[b])
-        obs = tree_map(lambda x, y: np.concatenate([x, y[row + 1 : row + 2, b]]), whole["obs"], batch.obs)
+        last, at = (batch.obs, row + 1) if batch.final is None or not batch.resets[row, b] else (batch.final, row)
+        obs = tree_map(lambda x, y: np.concatenate([x, y[at : at + 1, b]]), whole["obs"], last)
         terminated, truncated = bool(batch.terminated[row, b]), bool(batch.truncated[row, b])
         return Episode(obs, whole["action"], whole["reward"], terminated, truncated, whole["info"])

@@ -233,7 +233,11 @@ _WHAT_UNNAMED_DO = "which observation a step returns after an end is not known"
 
 
 def check_vector_env(env: AnyEnv) -> EnvReport:
-    """The report on a batched environment. Raises ConfigError unless it resets at the next step."""
+    """The report on a batched environment.
+
+    Raises:
+        ConfigError: it does not reset at the next step, nor, of tensors, within the step of an end.
+    """
     spec = env_spec(env)
     count = getattr(env, "num_envs", None)
     if not isinstance(count, int) or count < 1:
@@ -243,17 +247,14 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
             f"{type(env).__name__} is EnvPool's own, which ignores the seed of a reset; expected env='envpool:TASK' "
             "(--env envpool:TASK), with its settings as env_kwargs"
         )
-    mode = next((m for e in (env, env.unwrapped) if (m := getattr(e, "autoreset_mode", None)) is not None), None)
-    if mode is None:
-        mode = (env.metadata or {}).get("autoreset_mode")
-    named = str(getattr(mode, "value", mode)).replace("_", "").lower()
-    if named != "nextstep":
+    mode, named = _autoreset_mode(env)
+    if named != "nextstep" and not resets_within_step(env):
         seen = "does not name its autoreset mode" if mode is None else f"resets by {mode}"
         if tensor_device(env) is not None:
             raise ConfigError(
-                f"{type(env).__name__} {seen}; expected NEXT_STEP, the others leave an episode's last observation "
-                "without a row: switch its own reset off and wrap it in penstock.tensor_envs.NextStep, or reset in the "
-                "step after an end and state it in metadata['autoreset_mode'] (docs/environments.md)"
+                f"{type(env).__name__} {seen}; expected metadata['autoreset_mode'] to be SAME_STEP, with each "
+                "episode's last observation in info['final_obs'], or NEXT_STEP: one that resets slots on demand does "
+                "so in penstock.tensor_envs.NextStep (docs/tensor-environments.md)"
             )
         raise ConfigError(
             f"{type(env).__name__} {seen}; expected NEXT_STEP: {_WHAT_OTHERS_DO.get(named, _WHAT_UNNAMED_DO)}. Pass "
@@ -261,6 +262,19 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
             "does so, such as CartPoleVectorEnv(num_envs=256), and state it in metadata['autoreset_mode']"
         )
     return EnvReport(spec, reproducible=False, has_state=False, steps=0, reset_s=0.0, step_s=0.0)
+
+
+def resets_within_step(env: Any) -> bool:
+    """True for an environment of tensors that resets a slot in the step in which its episode ends."""
+    return tensor_device(env) is not None and _autoreset_mode(env)[1] == "samestep"
+
+
+def _autoreset_mode(env: Any) -> tuple[Any, str]:
+    """What a batched environment names, and that in lower case without underscores."""
+    mode = next((m for e in (env, env.unwrapped) if (m := getattr(e, "autoreset_mode", None)) is not None), None)
+    if mode is None:
+        mode = (env.metadata or {}).get("autoreset_mode")
+    return mode, str(getattr(mode, "value", mode)).replace("_", "").lower()
 
 
 def tensor_device(env: Any) -> Any:

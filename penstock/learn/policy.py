@@ -46,6 +46,7 @@ from penstock.learn.policy_file import save_policy
 from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike
 from penstock.learn.rows.minibatch import check_rows
+from penstock.learn.rows.reset_rows import with_reset_rows
 from penstock.learn.slot_partition import SlotPartition, watches
 from penstock.native import library
 from penstock.native.library import VARIABLE, kernel
@@ -261,7 +262,8 @@ class Policy:
     def postprocess(self, batch: SampleBatch | TrainBatch) -> TrainBatch:
         """The post-processed rows for the loss, from a batch [T, B, ...] or a replay sample.
 
-        Rows of a batch older than `settings.max_lag` training steps are made invalid.
+        Rows of a batch older than `settings.max_lag` training steps are made invalid. One with `final` is given reset
+        rows first (`with_reset_rows`), so functions of algorithms see a single form.
 
         Raises:
             ConfigError: the batch lacks an info key, or the rows would broadcast in a loss.
@@ -270,6 +272,8 @@ class Policy:
             batch = as_tensors(batch, self.device)
         if isinstance(batch, SampleBatch) and self.partition is not None:
             self.partition.fit(batch.spec.B)
+        if isinstance(batch, SampleBatch) and batch.final is not None:
+            batch = with_reset_rows(batch, self.comm)
         if isinstance(batch, SampleBatch) and (max_lag := getattr(self.settings, "max_lag", None)) is not None:
             fresh = batch.valid & (batch.version >= self.version - max_lag)
             stale = int(batch.valid.sum() - fresh.sum())

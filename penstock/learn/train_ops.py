@@ -79,7 +79,10 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
     if not policy.agent.needs_statistics:
         data = policy.postprocess(tensors)
         steps: list[Mapping[str, Tensor]] = []
-        how = policy.minibatch, policy.shuffler(), policy.epochs, policy.partition, policy.counts_rows
+        size = policy.minibatch
+        if size is not None and data.valid is not None and len(data.valid) > len(batch.valid):
+            size = size * len(data.valid) / len(batch.valid)  # reset rows were added: as many parts as without
+        how = size, policy.shuffler(), policy.epochs, policy.partition, policy.counts_rows
         for minibatch in minibatches(data, *how):
             if (loss := policy.learn_on_batch(minibatch)) is not None:
                 steps.append(loss.metrics)

@@ -16,6 +16,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure
 
+FINAL = ("final_obs", "final_observation")
+"""Names under which an info may have the last observations of episodes."""
 _CAST = {"reward": ".float()", "terminated": ".bool()", "truncated": ".bool()"}
 _DTYPES = (torch.float32, torch.bool, torch.bool)
 
@@ -25,10 +27,11 @@ class Answers:
 
     Args:
         spec: of one slot's observation. num_envs: the leading dimension. device: of every tensor.
+        same_step: the environment resets in the step of an end, and its info has the last observations of episodes.
     """
 
-    def __init__(self, spec: Tree, num_envs: int, device: torch.device) -> None:
-        self.num_envs, self.device = num_envs, device
+    def __init__(self, spec: Tree, num_envs: int, device: torch.device, same_step: bool = False) -> None:
+        self.num_envs, self.device, self.same_step = num_envs, device, same_step
         self._flat = torch.Size((num_envs,))
         leaves: list[LeafSpec] = tree_leaves(spec)
         self._structure, self._alone = tree_structure(spec), isinstance(spec, LeafSpec)
@@ -58,13 +61,26 @@ class Answers:
                 return f"{name}: got {_shown(x)}, expected dtype {_name(dtype)}; return {name}{_CAST[name]}"
         if not isinstance(result[4], Mapping):
             return f"info: got {type(result[4]).__name__}, expected a dict; return {{}} if there is nothing to say"
-        for key in ("final_obs", "final_observation"):
+        for key in () if self.same_step else FINAL:
             if key in result[4]:
                 return (
-                    f"info[{key!r}]: it resets in the same step, in which the last observation of an episode has no "
-                    "row; expected a reset in the next step: switch its own reset off and wrap it in "
-                    "penstock.tensor_envs.NextStep"
+                    f"info[{key!r}]: it resets in the step of an end, and metadata['autoreset_mode'] says that it does "
+                    "so in the next; expected AutoresetMode.SAME_STEP there"
                 )
+        return None
+
+    def describe_final(self, final: Tree, obs: Tree) -> str | None:
+        """Why these are not the last observations of episodes that ended in a step, which showed `obs`."""
+        if message := self.describe_obs(final):
+            return (
+                f"info['final_obs'], {message}. Expected observations of all {self.num_envs} slots, of which those "
+                "count whose episode ended: no list of some, no array of objects"
+            )
+        if any(x.data_ptr() == y.data_ptr() and x.numel() for x, y in zip(tree_leaves(final), tree_leaves(obs))):
+            return (
+                "info['final_obs'] is the observation after the reset, in the same memory; expected what the episode "
+                "ended with: copy it (.clone()) before the reset"
+            )
         return None
 
     def describe_info(self, key: str, x: Any) -> str | None:

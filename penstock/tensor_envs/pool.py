@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -15,13 +17,13 @@ from penstock.core.errors import ConfigError, EnvContractError, EnvWorkerError, 
 from penstock.core.noise import env_seed
 from penstock.core.spec import LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree_unflatten
-from penstock.envs.check import check_vector_env, tensor_device
+from penstock.envs.check import check_vector_env, resets_within_step, tensor_device
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pools.native import resized
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.shutdown import close_env
-from penstock.tensor_envs.answers import Answers, not_finite
+from penstock.tensor_envs.answers import FINAL, Answers, not_finite
 
 _PAGE = "docs/devices.md"
 
@@ -34,13 +36,16 @@ class _Row:
         self.obs: list[Tensor] = tree_leaves(obs)
         self.action: list[Tensor] = tree_leaves(action)
         self.first = out.first[t + 1]
+        self.final: list[Tensor] = [x[t] for x in tree_leaves(out.final)]
+        self.before: list[Tensor] = [x[t] for x in tree_leaves(out.obs)]
 
 
 class TensorPool(EnvPool):
     """An `EnvPool` of a VectorEnv with torch tensors on `env.device` as arrays; the batches lie there too.
 
     A step never waits for the device. Types, shapes, dtypes and devices of answers are checked in every step,
-    values once a batch. Like every native batched environment it takes one seed for all slots, so placement invariance
+    values once a batch. One that resets in the step of an end (SAME_STEP) fills `SampleBatch.final`, and every row is
+    valid. Like every native batched environment it takes one seed for all slots, so placement invariance
     and exact resume do not hold.
 
     Args:
@@ -82,7 +87,10 @@ class TensorPool(EnvPool):
 
     def place(self, batches: list[SampleBatch], states: Tree) -> tuple[list[SampleBatch], Tree]:
         """The batches as tensors on the device; on the CPU they are views of the same memory."""
-        return [tree_map(lambda x: torch.from_numpy(x).to(self.device), batch) for batch in batches], states
+        placed = [tree_map(lambda x: torch.from_numpy(x).to(self.device), batch) for batch in batches]
+        if self._answers.same_step:
+            placed = [replace(batch, final=tree_map(lambda x: torch.zeros_like(x[1:]), batch.obs)) for batch in placed]
+        return placed, states
 
     def bind(self, outs: Sequence[SampleBatch]) -> None:
         (out,) = outs
@@ -108,16 +116,34 @@ class TensorPool(EnvPool):
         acted = ~again
         for x, y in zip(out.obs, tree_leaves(obs)):
             x.copy_(y)
-        out.first.copy_(again)
         out.valid.copy_(acted)
         out.reward.copy_(reward.masked_fill(again, 0.0))
         out.terminated.copy_(terminated & acted)
         out.truncated.copy_(truncated & acted)
-        self._ended = out.terminated | out.truncated
+        ended = out.terminated | out.truncated
+        if self._answers.same_step:
+            out.first.copy_(ended)
+            self._put_final(out, obs, ended, info)
+        else:
+            out.first.copy_(again)
+            self._ended = ended
         for key, column in out.columns.items():
             if key in info:
                 self._record(key, column, info, acted)
         self._tick += 1
+
+    def _put_final(self, out: _Row, obs: Tree, ended: Tensor, info: Any) -> None:
+        """Row t of `final`, from the info; an end without is noted, and refused when the batch is full."""
+        final = next((info[key] for key in FINAL if key in info), None)
+        if final is None:
+            self._lacking |= ended
+            for x, y in zip(out.final, out.before):  # what `final_obs = "previous"` asks for
+                x.copy_(y)
+            return
+        if message := self._answers.describe_final(final, obs):
+            raise EnvContractError(f"{self._where('step')}: {message}")
+        for x, y in zip(out.final, tree_leaves(final)):
+            x.copy_(y)
 
     def recv(self) -> int:
         """The one group: it has stepped in `send`, as far as this thread is concerned."""
@@ -186,7 +212,7 @@ class TensorPool(EnvPool):
                 self.device = torch.empty(0, device=device).device
             except (RuntimeError, AssertionError, TypeError) as error:
                 raise ConfigError(f"{name} has device={device!r}, which is not here: {words_of(error)}") from error
-            self._answers = Answers(self.spec.obs, self._B, self.device)
+            self._answers = Answers(self.spec.obs, self._B, self.device, resets_within_step(env))
         except BaseException:
             close_env(env, name)
             raise
@@ -196,6 +222,14 @@ class TensorPool(EnvPool):
         self._to_env = [self._clipping(leaf) for leaf in tree_leaves(self.spec.action)]
         self._bounds = [self._limits(leaf) for leaf in tree_leaves(self.spec.obs)]
         self._ended = torch.zeros(self._B, dtype=torch.bool, device=self.device)
+        self._lacking = torch.zeros_like(self._ended)
+        self._previous = self._answers.same_step and _attribute(env, "final_obs") == "previous"
+        if self._previous and not self.evaluation:
+            warnings.warn(
+                f"{name} resets in the step of an end and does not give the last observation of an episode: at time "
+                "limits values are bootstrapped from the observation before it, as rsl_rl does",
+                stacklevel=2,
+            )
 
     def _open(self, out: SampleBatch) -> None:
         """Row 0 is a reset of every slot, with nothing before it."""
@@ -218,7 +252,7 @@ class TensorPool(EnvPool):
         out.first[0], out.prev_reward[0] = True, 0.0
         for x, null in zip(tree_leaves(out.prev_action), tree_leaves(self.spec.null_action)):
             x[0].copy_(torch.from_numpy(null))
-        self._ended = torch.zeros_like(self._ended)
+        self._ended, self._lacking = torch.zeros_like(self._ended), torch.zeros_like(self._ended)
 
     def _called(self, phase: str, call: Callable[[], Any]) -> Any:
         """Answer of the environment. It never runs in the loop's inference mode, as it could not change such tensors in
@@ -247,25 +281,39 @@ class TensorPool(EnvPool):
     def _check(self, out: SampleBatch) -> None:
         """Raises EnvContractError for values that are refused; the one place that waits for the device."""
         refused = refused_values(self._config.checks)
-        wrong = [not_finite(out.reward)]
-        for x, (low, high) in zip(tree_leaves(out.obs), self._bounds):
-            if refused != "any" and x.is_floating_point():
-                wrong.append(not_finite(x))
-            for outside in (low is not None and x < low, high is not None and x > high) if refused == "bounds" else ():
-                if isinstance(outside, Tensor):
-                    wrong.append(outside.flatten(2).any(-1) if outside.ndim > 2 else outside)
+        lacking = self._lacking[None] & (not self._previous)
+        wrong: list[Tensor] = [not_finite(out.reward), lacking]
+        shown: list[Tree] = [None, None]
+        for tree, counts in ((out.obs, None), (out.final, out.resets)):
+            for x, (low, high) in zip(tree_leaves(tree), self._bounds):
+                bad = [not_finite(x)] if refused != "any" and x.is_floating_point() else []
+                if refused == "bounds":
+                    outside = [x < low] * (low is not None) + [x > high] * (high is not None)
+                    bad += [y.flatten(2).any(-1) if y.ndim > 2 else y for y in outside]
+                wrong += bad if counts is None else [y & counts for y in bad]
+                shown += [tree] * len(bad)
         found = torch.stack([x.any() for x in wrong]).tolist()
         if not any(found):
             return
         k = found.index(True)
         t, b = wrong[k].nonzero()[0].tolist()
         place = f"slot {self._first_slot + b} of {self._config.name}, row {t} of the batch"
+        if k == 1:
+            hint = _attribute(self._env, "final_obs_hint") or (
+                "have step() return the last observations of episodes there, before the reset, [num_envs, ...]"
+            )
+            raise EnvContractError(
+                f"slot {self._first_slot + b} of {self._config.name}: an episode ended and info['final_obs'] was not "
+                f"there, which the value at a time limit is of; {hint}, or set env.final_obs = 'previous' to take the "
+                "observation before for it, as rsl_rl does"
+            )
         if k == 0:
             raise EnvContractError(
                 f"{place}: reward is {float(out.reward[t, b])}; expected a finite number: look for a division by zero"
             )
-        obs: Tree = tree_map(lambda x: x[t, b].cpu().numpy()[()], out.obs)
-        raise EnvContractError(f"{place}: {describe_violation(obs, self.spec.obs, 'obs', refused)}")
+        name = "obs" if shown[k] is out.obs else "final_obs"
+        obs: Tree = tree_map(lambda x: x[t, b].cpu().numpy()[()], shown[k])
+        raise EnvContractError(f"{place}: {describe_violation(obs, self.spec.obs, name, refused)}")
 
     def _limits(self, leaf: LeafSpec) -> tuple[Any, Any]:
         """Lower and upper bound of a leaf on the device; None where none can be broken."""
@@ -280,3 +328,8 @@ class TensorPool(EnvPool):
 
     def _where(self, phase: str) -> str:
         return f"{self._config.name} in {phase}(), {self._tick} steps after the reset of all environments"
+
+
+def _attribute(env: Any, name: str) -> Any:
+    """Of the environment or what it wraps; None without."""
+    return getattr(env, name, getattr(env.unwrapped, name, None))

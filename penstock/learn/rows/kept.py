@@ -62,7 +62,7 @@ class KeptRows:
         batch = self.batch
         if batch is not None and policy.partition is not None:
             batch = _side_by_side(gathered(policy.comm, batch))
-        plain = None if batch is None else {f.name: getattr(batch, f.name) for f in fields(batch)}
+        plain = None if batch is None else {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "final"}
         return {"batch": plain, "waits": [list(x) for x in self._waits]}
 
     def load_state_dict(self, state: Mapping[str, Any], policy: Policy) -> None:

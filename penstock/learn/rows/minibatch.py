@@ -18,7 +18,7 @@ from penstock.learn.slot_partition import SlotPartition
 
 def minibatches(
     data: TrainBatch,
-    size: int | None,
+    size: float | None,
     rng: np.random.Generator,
     epochs: int = 1,
     partition: SlotPartition | None = None,
@@ -68,7 +68,7 @@ def minibatches(
 
 def shares(
     data: TrainBatch,
-    size: int | None,
+    size: float | None,
     rng: np.random.Generator,
     epochs: int,
     partition: SlotPartition,
@@ -127,7 +127,7 @@ def part_count(T: int, B: int, size: int | None, columns: bool = False) -> int:
     return _part_count(T * B, size, B if columns else T * B)
 
 
-def _part_count(rows: int, size: int | None, most: int) -> int:
+def _part_count(rows: int, size: float | None, most: int) -> int:
     return 1 if size is None else min(max(round(rows / size), 1), most)
 
 
