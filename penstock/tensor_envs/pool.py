@@ -288,8 +288,8 @@ class TensorPool(EnvPool):
             for x, (low, high) in zip(tree_leaves(tree), self._bounds):
                 bad = [not_finite(x)] if refused != "any" and x.is_floating_point() else []
                 if refused == "bounds":
-                    outside = [x < low] * (low is not None) + [x > high] * (high is not None)
-                    bad += [y.flatten(2).any(-1) if y.ndim > 2 else y for y in outside]
+                    outside = (low is not None and x < low, high is not None and x > high)
+                    bad += [y.flatten(2).any(-1) if y.ndim > 2 else y for y in outside if isinstance(y, Tensor)]
                 wrong += bad if counts is None else [y & counts for y in bad]
                 shown += [tree] * len(bad)
         found = torch.stack([x.any() for x in wrong]).tolist()

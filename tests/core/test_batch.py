@@ -55,6 +55,7 @@ def test_allocate_gives_every_leaf_its_shape_and_null():
         "info": {"logp": ((4, 3), "float32"), "pi": ((4, 3, 5), "float64"), "env": {"score": ((4, 3), "float32")}},
         "state": {"h": ((3, 3), "float32")},
         "version": ((4, 3), "int64"),
+        "final": None,
     }
     assert (batch.prev_action[0] == 5).all()
     assert (batch.prev_action[1] == 0).all()

@@ -112,10 +112,10 @@ def test_what_does_not_fit_is_refused(config: EnvConfig, B: int, text: str):
     assert text in str(caught.value)
 
 
-class SameStep(CartPole):
+class Disabled(CartPole):
     def __init__(self, num_envs: int = 1) -> None:
         super().__init__(num_envs)
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
 
 class Silent(CartPole):
@@ -133,8 +133,8 @@ class Elsewhere(CartPole):
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        (SameStep, "SameStep resets by AutoresetMode.SAME_STEP; expected NEXT_STEP"),
-        (Silent, "does not name its autoreset mode; expected NEXT_STEP"),
+        (Disabled, "Disabled resets by AutoresetMode.DISABLED; expected metadata['autoreset_mode'] to be SAME_STEP"),
+        (Silent, "does not name its autoreset mode; expected metadata['autoreset_mode'] to be SAME_STEP"),
         (Elsewhere, "has device='cuda:77', which is not here"),
     ],
 )
@@ -168,7 +168,7 @@ def put(k: int, change: Any) -> Any:
         (put(2, lambda x: x.float()), "terminated: got float32[2] on cpu, expected dtype bool; return terminated.bool()"),
         (put(3, lambda x: False), "truncated: got bool, expected a torch tensor bool[2] on cpu"),
         (put(4, lambda x: None), "info: got NoneType, expected a dict"),
-        (put(4, lambda x: {"final_observation": 0}), "info['final_observation']: it resets in the same step"),
+        (put(4, lambda x: {"final_observation": 0}), "info['final_observation']: it resets in the step of an end"),
         (put(4, lambda x: {"height": 3.0}), "info['height']: got float, expected a tensor [2] on cpu"),
         (lambda answer: tuple(answer[:4]), "got tuple of 4, expected (obs, reward, terminated, truncated, info); that is the"),
     ],

@@ -46,7 +46,9 @@ def test_with_reset_rows_a_batch_is_that_of_the_twin_that_resets_in_the_next_ste
     B = 5
     same, twin = ({"same_step": x, "groups": groups} for x in (True, False))
     for first in (0, 1):
-        samplers = [ps.SerialSampler(T=n, B=B).build(partial(Counting, **x), 3) for x, n in ((same, T), (twin, 3 * T + 3))]
+        samplers = [
+            ps.SerialSampler(T=n, B=B).build(partial(Counting, **x), 3) for x, n in ((same, T), (twin, 3 * T + 3))
+        ]
         for x in samplers:
             x.initialize(Steady(x.spec))
         for itr in range(first):
@@ -65,12 +67,21 @@ def test_with_reset_rows_a_batch_is_that_of_the_twin_that_resets_in_the_next_ste
                     more = name in ROWS_AND_NEXT
                     x, y = x[: rows + more, b], y[start : start + rows + more, b]
                     if name == "prev_action":  # null where an episode opens, and of a reset row not looked at
-                        opens = made.first[: rows + 1, b] | torch.cat((made.first[1 : rows + 1, b], torch.zeros(1).bool()))
+                        opens = made.first[: rows + 1, b] | torch.cat(
+                            (made.first[1 : rows + 1, b], torch.zeros(1).bool())
+                        )
                         acted = torch.cat((torch.zeros(1).bool(), made.valid[:rows, b]))
                         x, y = x[~opens & acted], y[~opens & acted]
                     elif name == "info":
                         x, y = x[made.valid[:rows, b]], y[made.valid[:rows, b]]
-                    torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name, b=b: f"{name} of slot {b}: {text}")
+                    torch.testing.assert_close(
+                        x,
+                        y,
+                        rtol=0,
+                        atol=0,
+                        equal_nan=True,
+                        msg=lambda text, name=name, b=b: f"{name} of slot {b}: {text}",
+                    )
             assert not made.valid[rows:, b].any()
         for x in samplers:
             x.shutdown()
@@ -121,7 +132,11 @@ class Known(ps.Agent):
 @pytest.mark.parametrize("given", ["always", "at ends"])
 @pytest.mark.parametrize("T", [3, 16])
 def test_with_the_true_values_every_advantage_is_zero(algo: Any, given: str, T: int):
-    cfg = algo(discount=DISCOUNT, agent=lambda spec, cfg: Known(spec), **({} if algo is ps.MARWIL else {"normalize_advantage": False}))
+    cfg = algo(
+        discount=DISCOUNT,
+        agent=lambda spec, cfg: Known(spec),
+        **({} if algo is ps.MARWIL else {"normalize_advantage": False}),
+    )
     policy, batches = collected(partial(Ring, given=given), cfg, T, 8, 3)
     for batch in batches:
         data = policy.postprocess(batch)
@@ -135,7 +150,13 @@ def test_with_the_true_values_every_advantage_is_zero(algo: Any, given: str, T: 
 
 def test_with_other_values_advantages_are_those_by_hand():
     wrong = [1.0, -2.0, 0.5]
-    cfg = ps.PPO(discount=DISCOUNT, gae_lambda=0.7, normalize_value=False, normalize_advantage=False, agent=lambda spec, cfg: Known(spec, wrong))
+    cfg = ps.PPO(
+        discount=DISCOUNT,
+        gae_lambda=0.7,
+        normalize_value=False,
+        normalize_advantage=False,
+        agent=lambda spec, cfg: Known(spec, wrong),
+    )
     policy, (batch,) = collected(Ring, cfg, 16, 8)
     data = policy.postprocess(batch)
     expected = by_hand(batch, torch.tensor(wrong), 0.7)
@@ -160,7 +181,10 @@ def test_memory_sees_the_last_observation_after_all_that_went_before(kind: Any):
             q += 1
             if batch.resets[t, b]:
                 last = (tree_map(lambda x, b=b, t=t: x[t : t + 1, b : b + 1], batch.final), *inputs[1:])
-                action, reward = batch.prev_action[t + 1 : t + 2, b : b + 1], batch.prev_reward[t + 1 : t + 2, b : b + 1]
+                action, reward = (
+                    batch.prev_action[t + 1 : t + 2, b : b + 1],
+                    batch.prev_reward[t + 1 : t + 2, b : b + 1],
+                )
                 found, _ = _one_step(agent, (last[0], action, reward, torch.zeros(1, 1, dtype=torch.bool)), state)
                 assert abs(float(value[q, b]) - found) < 1e-6
                 q += 1
