@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.agents.mlp import (
-    AnyActivation,
     InitName,
-    activations,
     affine,
     are_plain,
     init_weights,
@@ -29,6 +27,7 @@ from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree
 from penstock.native import dense, library
 from penstock.native.direct import runs_directly
+from penstock.ops.activations import AnyActivation, activate, activations
 
 _COLDEST = 1e-30
 """The least temperature whose logarithm an agent can hold."""
@@ -65,7 +64,7 @@ class StackedMLP(nn.Module):
                 weight, bias = (self.get_parameter(name)[network] for name in names[-2:])
                 init_weights(weight.t(), bias, init)
         self._names = tuple(names)
-        self._tanh = activation == "tanh"
+        self._activation: Any = activation
         self.between = activations(activation, len(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,14 +78,14 @@ class StackedMLP(nn.Module):
     @property
     def is_relu(self) -> bool:
         """True if relu follows each hidden layer, for which there are fused paths."""
-        return self.between is None and not self._tanh
+        return self._activation == "relu"
 
     def written_out(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         """[k, N, outputs] by operations that torch can trace, map over and differentiate as often as asked."""
         last = len(weights) - 2
         for i in range(0, last, 2):
             x = x @ weights[i] + weights[i + 1]
-            x = self.between[i // 2](x) if self.between is not None else x.tanh() if self._tanh else x.relu()
+            x = activate(x, self._activation) if self.between is None else self.between[i // 2](x)
         return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
     def weights(self) -> list[Tensor]:

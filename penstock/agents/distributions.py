@@ -261,6 +261,24 @@ class Joint:
         return sum_in_order([p.entropy() for p in self.parts])
 
 
+def moments(dist: Any) -> Tensor | None:
+    """[..., 2 A] means and log deviations of a Gaussian, before tanh if it is squashed; None of others."""
+    box = getattr(dist, "box", dist)  # of gSDE
+    return torch.cat([box.mean, box.log_std.expand_as(box.mean)], -1) if isinstance(box, Gaussian) else None
+
+
+def kl_from(before: Tensor, dist: Any) -> Tensor:
+    """[...] KL divergence (nats) of the Gaussian `dist` from the one with these moments [..., 2 A].
+
+    For each element log(s / s0) + (s0^2 + (m0 - m)^2) / (2 s^2) - 1/2; tanh changes nothing.
+    """
+    after = moments(dist)
+    assert after is not None
+    (old_mean, old_log_std), (mean, log_std) = before.chunk(2, -1), after.chunk(2, -1)
+    spread = exp(2.0 * (old_log_std - log_std)) + ((old_mean - mean) * exp(-log_std)).square()
+    return (log_std - old_log_std + 0.5 * spread - 0.5).sum(-1)
+
+
 _ACTED = (Categorical, Gaussian, SquashedGaussian)
 """Distributions of which the native kernel draws."""
 

@@ -27,38 +27,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from penstock.agents.precision import in_full
-from penstock.core.config import import_object
-from penstock.core.errors import ConfigError
 from penstock.core.machine import cpu_family
 from penstock.native import dense, library
 from penstock.native.acting import Acting
 from penstock.native.direct import runs_directly, values_are_there
 from penstock.native.elementwise import orthogonal_
+from penstock.ops.activations import Activation, AnyActivation, activate, activations, elu
 
-Activation = Literal["tanh", "relu"]
-"""Activations of the fused paths, whose derivative is a function of their output."""
-ActivationName = Literal[
-    "tanh", "relu", "gelu", "silu", "swish", "elu", "leaky_relu", "mish", "selu", "softplus", "sigmoid"
-]
-AnyActivation = ActivationName | str | Callable[[], nn.Module]
-"""An activation by its name, or a class of modules or `module:NAME` of one."""
 InitName = Literal[
     "auto", "orthogonal", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "torch"
 ]
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "swish": nn.SiLU,
-    "elu": nn.ELU,
-    "leaky_relu": nn.LeakyReLU,
-    "mish": nn.Mish,
-    "selu": nn.SELU,
-    "softplus": nn.Softplus,
-    "sigmoid": nn.Sigmoid,
-}
 _INITS: dict[str, Callable[[Tensor], Any]] = {
     "orthogonal": functools.partial(orthogonal_, gain=math.sqrt(2.0)),
     "xavier_uniform": nn.init.xavier_uniform_,
@@ -100,21 +79,6 @@ def init_layers(module: nn.Module, init: InitName) -> None:
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             layer.reset_parameters()
             init_weights(layer.weight, layer.bias, init)
-
-
-def activations(activation: AnyActivation, layers: int) -> nn.ModuleList | None:
-    """An activation module for each layer; None for the activations that fused paths know."""
-    if activation in ("tanh", "relu"):
-        return None
-    named = isinstance(activation, str)
-    make: Any = activation if not named else _ACTIVATIONS.get(activation) or import_object(activation)
-    found = [make() for _ in range(layers)]
-    if not all(isinstance(module, nn.Module) for module in found):
-        raise ConfigError(
-            f"net.activation={activation!r} made {type(found[0]).__name__}; expected a class of torch.nn.Module that "
-            "needs no arguments, such as torch.nn.GELU"
-        )
-    return nn.ModuleList(found)
 
 
 class MLP(nn.Module):
@@ -199,7 +163,7 @@ def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, o
             return mlp_chain(x, activation, weights, out is not None)
     for layer in hidden:
         x = layer(x)
-        x = x.relu() if activation == "relu" else x.tanh()
+        x = activate(x, activation)
     return x if out is None else in_full(out, x)
 
 
@@ -246,8 +210,10 @@ class _Chain(torch.autograd.Function):
         for i in reversed(range(len(weights))):
             if i < activated and ctx.activation == "relu":
                 gradient = relu_backward(gradient, outputs[i + 1], gradient is not upstream[0])
-            elif i < activated:
+            elif i < activated and ctx.activation == "tanh":
                 gradient = torch.ops.aten.tanh_backward(gradient, outputs[i + 1])
+            elif i < activated:
+                gradient = gradient * (outputs[i + 1].clamp(max=0.0) + 1.0)
             inputs = outputs[i]
             # Few inputs: the product the other way round spares the library a slow transposition.
             few = inputs.shape[1] < gradient.shape[1]
@@ -341,9 +307,11 @@ def _by_mkl(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activati
 
 
 def _activated(y: Tensor, activation: Activation | Literal["none"]) -> Tensor:
-    """activation(y), in place."""
+    """activation(y), in place but for elu."""
     if activation == "relu":
         return y.relu_()
+    if activation == "elu":
+        return elu(y)
     return y if activation == "none" else _tanh_(y)
 
 

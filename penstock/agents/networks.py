@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
-from penstock.agents.mlp import ActivationName, InitName, init_layers, is_plain, orthogonal, run_layers
+from penstock.agents.mlp import InitName, init_layers, is_plain, orthogonal, run_layers
 from penstock.agents.own.encoders import (
     EncoderFn,
     check_encoder,
@@ -28,6 +28,7 @@ from penstock.core.limits import Count, Number, Positive, check_settings
 from penstock.core.spec import LeafSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tree_unflatten
 from penstock.native.direct import runs_directly
+from penstock.ops.activations import ActivationName
 
 LARGE = 10_000_000
 """Parameters above which a network gets a warning; an image of 84 x 84 x 4 needs 1.7e6."""

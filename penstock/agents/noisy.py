@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import AnyActivation, activations, are_plain, is_plain, mlp_chain
+from penstock.agents.mlp import are_plain, is_plain, mlp_chain
 from penstock.native.direct import runs_directly
+from penstock.ops.activations import AnyActivation, activate, activations
 
 
 class NoisyLinear(nn.Module):
@@ -81,7 +82,7 @@ class NoisyMLP(nn.Module):
             if are_plain((x, *weights)):
                 return mlp_chain(x, self._activation, weights)
         for layer in layers:
-            x = layer(x).relu() if self._activation == "relu" else layer(x).tanh()
+            x = activate(layer(x), self._activation)
         return x
 
 

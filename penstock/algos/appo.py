@@ -81,6 +81,8 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
     # pi / mu * min(mu / pi_target, bar) is pi over the larger of pi_target and mu / bar.
     reference = torch.maximum(logp, acted - math.log(cfg.target_ratio_bar))
     rows = {"action": batch.action, "logp": reference, "advantage": advantage, "target": target}
+    if cfg.value_clip is not None:
+        rows["value"] = value[:-1]
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
 
@@ -90,7 +92,11 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: APPO) -> Loss:
     log_ratio = dist.log_prob(x["action"]) - x["logp"]
     surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], cfg.clip)
     policy_loss = ops.masked_mean(surrogate, x.valid)
-    value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
+    if cfg.value_clip is None:
+        value_loss = 0.5 * ops.squared_error(value, x["target"], x.valid)
+    else:
+        clip = cfg.value_clip * value_unit(agent)
+        value_loss = 0.5 * ops.clipped_squared_error(value, x["target"], x["value"], clip, x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - cfg.entropy_coef * entropy
     with torch.no_grad():
@@ -114,6 +120,7 @@ class APPO(MinibatchSettings):
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, agent=agent_fn)
     usual_batch = BatchSpec(T=64, B=16)
+    reports_kl = True
     takes_stale: ClassVar[bool] = True
     """V-trace corrects for the lag by the ratio to the recorded log-probabilities."""
     takes_fragments: ClassVar[bool] = True
@@ -144,6 +151,9 @@ class APPO(MinibatchSettings):
     value_coef: Weight = 0.5
     """Weight of half the squared value error (other libraries weigh the full square); matters only for a shared
     body."""
+    value_clip: Rate | None = None
+    """How far a value may move from that before training on the batch until its loss counts no gain, in units of
+    `normalize_value`, usually 0.2 in libraries that clip; None: no clipping, which Andrychowicz et al. 2021 prefer."""
     max_grad_norm: Bound = 0.5
     """Gradients are scaled down to this norm."""
     normalize_advantage: bool = True

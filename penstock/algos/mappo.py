@@ -158,6 +158,7 @@ class MAPPO(MinibatchSettings):
     """Settings of MAPPO."""
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
+    reports_kl = True
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
     recomputes_logp: ClassVar[bool] = True
@@ -173,6 +174,9 @@ class MAPPO(MinibatchSettings):
     """Weight of the entropy bonus per nat, usually 0 to 0.02; 0.01 in the paper."""
     value_coef: Weight = 1.0
     """Weight of half the squared value error, usually 0.5 to 1."""
+    value_clip: Rate | None = None
+    """How far a value may move from that before training on the batch until its loss counts no gain, in units of
+    `normalize_value`, usually 0.2 in libraries that clip; None: no clipping, which Andrychowicz et al. 2021 prefer."""
     target_kl: Rate | None = None
     """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
     None: it never stops early."""

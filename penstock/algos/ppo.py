@@ -1,7 +1,7 @@
 """PPO: proximal policy optimization with a clipped surrogate (Schulman et al. 2017, arXiv:1707.06347).
 
-Differs from the paper: value loss on minibatches without clipping (Andrychowicz et al. 2021 find that clipping it
-hurts) and in units of returns (`ValueScale`), advantages normalised over the whole batch, and truncated episodes
+Differs from the paper: value loss on minibatches, by default without clipping (Andrychowicz et al. 2021 find that
+clipping it hurts), and in units of returns (`ValueScale`), advantages normalised over the whole batch, and truncated episodes
 bootstrap with the value of their last observation.
 """
 
@@ -14,6 +14,7 @@ import torch
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, value_unit
+from penstock.agents.distributions import kl_from
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Chance, Rate, Weight
 from penstock.core.spec import BatchSpec
@@ -38,6 +39,8 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
     metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
     advantage = advantage / moved_unit(agent, return_, batch.valid)
     rows = {"action": batch.action, "logp": batch.info["logp"], "advantage": advantage, "return": return_}
+    if cfg.value_clip is not None:
+        rows["value"] = value[:-1]
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)
 
 
@@ -47,7 +50,11 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
     log_ratio = dist.log_prob(x["action"]) - x["logp"]
     surrogate, ratio = ops.clipped_surrogate(log_ratio, x["advantage"], cfg.clip)
     policy_loss = ops.masked_mean(surrogate, x.valid)
-    value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
+    if cfg.value_clip is None:
+        value_loss = 0.5 * ops.squared_error(value, x["return"], x.valid)
+    else:
+        clip = cfg.value_clip * value_unit(agent)
+        value_loss = 0.5 * ops.clipped_squared_error(value, x["return"], x["value"], clip, x.valid)
     entropy = ops.masked_mean(dist.entropy(), x.valid)
     total = policy_loss + cfg.value_coef * value_loss / value_unit(agent) ** 2 - cfg.entropy_coef * entropy
     with torch.no_grad():
@@ -60,6 +67,8 @@ def loss_fn(agent: ActorCritic, x: TrainBatch, cfg: PPO) -> Loss:
             "approx_kl": kl,
             "clip_fraction": ops.masked_mean(((ratio - 1.0).abs() > cfg.clip).float(), x.valid),
         }
+        if "moments" in x.rows:  # for lr="kl(...)"
+            metrics["kl"] = ops.masked_mean(kl_from(x["moments"], dist), x.valid)
     return Loss(total, metrics, limits={} if cfg.target_kl is None else {"approx_kl": 1.5 * cfg.target_kl})
 
 
@@ -72,6 +81,7 @@ class PPO(MinibatchSettings):
 
     functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn)
     recurrent_batch = BatchSpec(T=32, B=8)
+    reports_kl = True
     takes_stale = True
     """The ratio to the recorded log-probabilities corrects for batches of an earlier policy."""
     recomputes_logp: ClassVar[bool] = True
@@ -86,6 +96,9 @@ class PPO(MinibatchSettings):
     value_coef: Weight = 1.0
     """Weight of half the squared value error, usually 0.5 to 1: double the value used in libraries that weigh the full
     square. It matters for a shared body."""
+    value_clip: Rate | None = None
+    """How far a value may move from that before training on the batch until its loss counts no gain, in units of
+    `normalize_value`, usually 0.2 in libraries that clip; None: no clipping, which Andrychowicz et al. 2021 prefer."""
     target_kl: Rate | None = None
     """Training on a batch stops at the first minibatch with `approx_kl` over 1.5 times this, usually 0.01 to 0.05;
     None: it never stops early."""

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, nearest
 Schedule = float | str | Callable[[float], float]
 """A number; a function from the fraction of the run, 0 to 1, to a number; or text, which docs/schedules.md lists:
 `linear(start, end)`, `linear(start, end, until)`, `linear(start, end, steps=N)`, `cosine(...)` and `exponential(...)`
-alike, `piecewise((0, a), (0.5, b))`, `warmup(0.05, SCHEDULE)`, `module:function`.
+alike, `piecewise((0, a), (0.5, b))`, `warmup(0.05, SCHEDULE)`, `module:function`, for `lr` also `kl(start)`.
 
 `until` is a fraction of the run; `steps` are environment steps and do not depend on its length.
 """
@@ -29,7 +29,7 @@ _LOOKED_AT = 64
 """Intervals at whose ends a function is called to find its range."""
 _FORMS = (
     "a number, linear(start, end[, until]) or linear(start, end, steps=N), cosine(...) or exponential(...) alike, "
-    "piecewise((0, a), (0.5, b), ...), warmup(0.05, SCHEDULE), or module:function"
+    "piecewise((0, a), (0.5, b), ...), warmup(0.05, SCHEDULE), module:function, or for lr kl(start, desired=0.01)"
 )
 
 
@@ -42,6 +42,8 @@ class Curve(NamedTuple):
     highest: float
     of_total: bool = False
     """True if it depends on the length of the run."""
+    desired_kl: float | None = None
+    """Of `kl(...)`: the KL divergence that the step size, here the first, is adapted to, from lowest to highest."""
 
     @property
     def start(self) -> float:
@@ -124,7 +126,15 @@ def _of_node(node: ast.expr) -> Curve:
         return _through([tuple(map(_number, getattr(x, "elts", ()))) for x in node.args])
     if kind == "warmup" and not keywords and len(node.args) == 2:
         return _warmed(_number(node.args[0]), _of_node(node.args[1]))
-    raise ValueError(nearest(kind, [*_SHAPES, "piecewise", "warmup"]).rstrip("?") if kind else "")
+    if kind == "kl" and len(node.args) == 1 and keywords.keys() <= {"desired", "least", "most"}:
+        return _by_kl(_number(node.args[0]), **typing.cast(Any, keywords))
+    raise ValueError(nearest(kind, [*_SHAPES, "piecewise", "warmup", "kl"]).rstrip("?") if kind else "")
+
+
+def _by_kl(start: float, desired: float = 0.01, least: float = 1e-5, most: float = 1e-2) -> Curve:
+    if not (desired > 0.0 and 0.0 < least <= start <= most):
+        raise ValueError("kl has a start from least=1e-5 to most=1e-2, and desired > 0")
+    return Curve(lambda progress, env_steps: start, least, most, desired_kl=desired)
 
 
 def _number(node: ast.expr) -> float:
@@ -179,8 +189,8 @@ def _through(points: list[tuple[float, ...]]) -> Curve:
 
 
 def _warmed(until: float, inner: Curve) -> Curve:
-    if until <= 0.0:
-        raise ValueError("a warm-up ends after 0")
+    if until <= 0.0 or inner.desired_kl is not None:
+        raise ValueError("a warm-up ends after 0, and has no kl inside")
 
     def value(progress: float, env_steps: float) -> float:
         x = (progress if until <= 1.0 else env_steps) / until
@@ -245,7 +255,8 @@ def check_schedules(settings: Any) -> None:
     """Raises ConfigError if a schedule field of a settings dataclass holds no valid schedule."""
     for name, value in _schedules(settings):
         try:
-            curve(value)
+            if curve(value).desired_kl is not None and name != "lr":
+                raise ConfigError(f"{value!r} adapts a step size; expected it as lr alone")
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
 

@@ -1,12 +1,17 @@
-"""Clock: the environment steps that a policy was trained on, by which its schedules move in a loop of one's own."""
+"""Clock, by which schedules move in a loop of one's own, and the step size that moves by the KL divergence."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Self
+
+import torch
+from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.core.schedule import over_the_run
+from penstock.core.schedule import curve, over_the_run
+
+_FACTOR = 1.5
 
 
 class Clock:
@@ -49,6 +54,39 @@ class Clock:
                 "policy.set_progress(fraction) before each batch",
                 stacklevel=4,
             )
+
+
+class KlRate:
+    """The step size of `lr="kl(start, desired=...)"`: a tensor on the policy's device, which nobody waits for.
+
+    The rule of rsl_rl (Schwarke et al. 2025, arXiv:2509.10771; Schulman et al. 2017, section 4, for the penalty): before
+    each gradient step it is divided by 1.5 where the KL divergence of the present policy from the one before the batch
+    is over twice the desired one, and multiplied by it below half.
+    """
+
+    def __init__(self, start: float, desired: float, least: float, most: float, device: torch.device) -> None:
+        self.value = torch.tensor(start, dtype=torch.float64, device=device)
+        self._desired, self._least, self._most = desired, least, most
+
+    @classmethod
+    def of(cls, settings: Any, device: torch.device) -> Self | None:
+        """The one that the settings' `lr` asks for, None if it asks for none. Raises ConfigError where none can be."""
+        lr: Any = getattr(settings, "lr", 0.0)
+        if not isinstance(lr, str) or (found := curve(lr)).desired_kl is None:
+            return None
+        if not getattr(settings, "reports_kl", False):
+            raise ConfigError(
+                f"lr={lr!r} with {type(settings).__name__}, whose loss tells no KL divergence; expected a number or "
+                "another schedule, or PPO, MAPPO or APPO"
+            )
+        return cls(found.start, found.desired_kl, found.lowest, found.highest, device)
+
+    def follow(self, kl: Tensor) -> None:
+        """Moves it by the KL divergence of a minibatch, a scalar tensor; one that is not finite moves nothing."""
+        less, more = (self.value / _FACTOR).clamp(min=self._least), (self.value * _FACTOR).clamp(max=self._most)
+        near = (kl > 0.0) & (kl < 0.5 * self._desired)
+        far = (kl > 2.0 * self._desired) & kl.isfinite()
+        self.value.copy_(torch.where(far, less, torch.where(near, more, self.value)))
 
 
 def _in_steps(schedule: Any) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.agents.agent import Agent, check_agent_members
+from penstock.agents.distributions import moments
 from penstock.agents.example_step import check_heads
 from penstock.agents.parameters import misfit, parameters_digest
 from penstock.agents.preparation import ObsNormalizer
@@ -27,11 +28,12 @@ from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec, describe
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.clock import Clock
+from penstock.learn.clock import Clock, KlRate
 from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.export.files import export_policy
 from penstock.learn.generator import OwnGenerator
 from penstock.learn.optimizers import (
+    Adam,
     NormGroups,
     check_newcomers,
     check_optimizers,
@@ -140,6 +142,8 @@ class Policy:
                 raise ConfigError(f"replay_fn returned {type(schedule).__name__}; expected a penstock.ReplaySchedule")
             schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
         self._replay_fn = replay_fn
+        self.rate = KlRate.of(settings, self.device)
+        """The step size that adapts to the KL divergence; None for any other."""
         self._rates = self._group_rates()  # as last set here
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
@@ -187,15 +191,25 @@ class Policy:
         if self._scheduled:
             self.settings = at_progress(self.algorithm, progress, steps, self.settings)
             lr = getattr(self.settings, "lr", None)
-            if lr is not None:
-                for optimizer in self.optimizers.values():
-                    for group in optimizer.param_groups:
-                        group["lr"] = lr * group.get("lr_scale", 1.0)
-                self._rates = self._group_rates()
+            if lr is not None and self.rate is None:
+                self._set_rates(lr)
             if self.replay_schedule is not None and (discount := getattr(self.settings, "discount", None)) is not None:
                 self.replay_schedule.replay.set_discount(discount)
         if self._explores:
             self.agent.set_exploration(self.settings, steps)
+
+    def _set_rates(self, lr: Any) -> None:
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group.get("lr_scale", 1.0)
+        self._rates = self._group_rates()
+
+    def _set_kl_rate(self) -> None:
+        """The present step size to the optimizers: a number on the CPU, else the tensor where they take it."""
+        assert self.rate is not None
+        value = self.rate.value
+        takes = not value.is_cpu and all(isinstance(x, Adam) for x in self.optimizers.values())
+        self._set_rates(value.float() if takes else value.item())
 
     def taking_settings_of(self, twin: Policy) -> Callable[[], None]:
         """A function that gives this policy another one's settings and keeps what it has learned.
@@ -222,6 +236,8 @@ class Policy:
         fresh = None if self._replay_fn is None else self._replay_fn(self.agent, twin.settings)
 
         def take() -> None:
+            if getattr(self.algorithm, "lr", None) != getattr(twin.algorithm, "lr", None):
+                self.rate = twin.rate
             self.algorithm, self._scheduled = twin.algorithm, twin._scheduled
             self.epochs, self.minibatch = twin.epochs, twin.minibatch
             self.max_grad_norm, self.standardize = twin.max_grad_norm, twin.standardize
@@ -230,6 +246,8 @@ class Policy:
                 for group, asked in zip(self.optimizers[name].param_groups, optimizer.param_groups):
                     group.update({key: asked[key] for key in _OF_THE_SETTINGS if key in asked})
             self._rates = self._group_rates()
+            if self.rate is not None:
+                self._set_kl_rate()
             if fresh is not None and self.replay_schedule is not None:
                 self.replay_schedule.take_settings_of(fresh)
             self.move_schedules(self.progress, self._env_steps)
@@ -241,7 +259,7 @@ class Policy:
         """Step sizes changed in `param_groups`, by optimizer: (set by settings, now)."""
         now = self._group_rates()
         pairs = zip([name for name, x in self.optimizers.items() for _ in x.param_groups], self._rates, now)
-        return {name: (asked, seen) for name, asked, seen in pairs if asked != seen}
+        return {name: (asked, seen) for name, asked, seen in pairs if asked is not seen and asked != seen}
 
     def _group_rates(self) -> list[float]:
         return [group.get("lr", 0.0) for x in self.optimizers.values() for group in x.param_groups]
@@ -299,6 +317,8 @@ class Policy:
             # A sample held by other learners is not valid here; keep that.
             data = data if data.valid is not None or batch.valid is None else replace(data, valid=batch.valid)
         else:
+            if self.rate is not None and (before := self._moments(batch)) is not None:
+                data = replace(data, rows={**data.rows, "moments": before})
             if self.standardize:
                 check_rows(data)
             for name in self.standardize:
@@ -348,6 +368,13 @@ class Policy:
             own, recorded = found.dist.log_prob(action).reshape(batch.valid.shape), batch.info["logp"]
         alike = fresh & ((own - recorded).abs() < _ROUNDING)
         return replace(batch, info={**batch.info, "logp": torch.where(alike, own, recorded)})
+
+    @torch.no_grad()
+    def _moments(self, batch: SampleBatch) -> Tensor | None:
+        """[T, B, 2 A] moments of the policy before it is trained on the batch; None of those that are no Gaussian."""
+        flat = batch.state is None
+        found = moments(self.agent(batch.inputs_t.flat() if flat else batch.inputs_t, batch.state).dist)
+        return None if found is None else found.reshape(*batch.valid.shape, -1)
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless the loss has `stop`; the loss, None if skipped.
@@ -399,6 +426,9 @@ class Policy:
         self._skips_in_a_row = 0
         stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else self.optimizers)}
         before = {} if self.updates % _MEASURED_EVERY else copies(stepped)
+        if self.rate is not None:
+            self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]))
+            self._set_kl_rate()
         for optimizer in stepped.values():
             optimizer.step()
         if isinstance(loss.metrics, Mapping):
@@ -533,6 +563,7 @@ class Policy:
                 "predictions": self._predictions,
                 "stale_rows": self.stale_rows,
                 "env_steps": self.clock.env_steps,
+                **({} if self.rate is None else {"rate": self.rate.value.item()}),
             },
             **({} if self.replay_schedule is None else {"experience": self.replay_schedule.state_dict()}),
         }
@@ -557,6 +588,9 @@ class Policy:
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
         self.stale_rows = counters.get("stale_rows", 0)  # checkpoints before 0.2 have none
         self.clock.env_steps = counters.get("env_steps", 0)
+        if self.rate is not None and "rate" in counters:  # else the run began with another lr
+            self.rate.value.fill_(counters["rate"])
+            self._set_kl_rate()
         if self.replay_schedule is not None:
             self.replay_schedule.load_state_dict(state["experience"], arrays or {})
         if self.clock.env_steps:

@@ -55,11 +55,14 @@ class Settings:
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
     recurrent_batch: ClassVar[BatchSpec | None] = None
     """T and B with a recurrent net, where minibatches are whole columns; None: the same as `usual_batch`."""
+    reports_kl: ClassVar[bool] = False
+    """The metrics of the loss contain `approx_kl`, which `lr="kl(...)"` follows."""
     fixed: ClassVar[frozenset[str]] = frozenset(("net", "agent", "optimizer", "normalize_value"))
     """Settings that `run.set` does not change, as networks, optimizers or replay are made by them."""
 
     lr: Rate = 3e-4
-    """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run."""
+    """The optimizer's step size, usually 1e-4 to 1e-3; `linear(3e-4, 0)` anneals it over the run,
+    `kl(1e-3, desired=0.01)` adapts it to how far PPO moves the policy."""
     discount: Chance = 0.99
     """Weight of the next step's value, usually 0.9 to 0.999."""
     optimizer: OptimizerName = "adam"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.native import library
 
-ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2}
+ACTIVATIONS = {"none": 0, "tanh": 1, "relu": 2, "elu": 3}
 _widths: dict[tuple[int, ...], ctypes.Array[ctypes.c_int]] = {}
 
 

@@ -15,7 +15,7 @@ compilers turn their loops into vectors. Weights are [outputs, inputs] as torch'
 #include <stdlib.h>
 #include <string.h>
 
-enum { NONE, TANH, RELU };
+enum { NONE, TANH, RELU, ELU };
 enum { EXP, LOG, LOG1P, TANH_OF, NORMAL };
 #define API __attribute__((visibility("default")))
 #define HIDDEN static inline __attribute__((always_inline, unused))
@@ -190,10 +190,10 @@ static int runs(const char *name)
     return 1;
 }
 
-/* That of library.py. */
+/* _FUNCTIONS of library.py. */
 API int version(void)
 {
-    return 3;
+    return 4;
 }
 
 /* Chooses the instructions of this name, or with "" the widest; returns the name, 0 if this processor lacks them. */
@@ -459,9 +459,21 @@ HIDDEN V NAME(tanh_of)(V given)
     return SUB(y, WHERE_ABOVE_0(SUB(SUB(ALL(0.0f), far), given), ADD(one, y)));
 }
 
+HIDDEN float NAME(exp_of)(float x);
+
+/* max(x, 0) + (e^min(x, 0) - 1), of which one part is always 0 (Clevert et al. 2016, equation 15, for alpha = 1). */
+HIDDEN V NAME(elu_of)(V x)
+{
+    float part[W];
+    STORE(part, LOWER(ALL(0.0f), x));
+    for (int i = 0; i < W; i++)
+        part[i] = NAME(exp_of)(part[i]);
+    return ADD(HIGHER(ALL(0.0f), x), SUB(LOAD(part), ALL(1.0f)));
+}
+
 HIDDEN V NAME(activated)(V x, int act)
 {
-    return act == TANH ? NAME(tanh_of)(x) : act == RELU ? HIGHER(ALL(0.0f), x) : x;
+    return act == TANH ? NAME(tanh_of)(x) : act == RELU ? HIGHER(ALL(0.0f), x) : act == ELU ? NAME(elu_of)(x) : x;
 }
 
 /* A tile of R rows and `wide` vectors of columns, of panels of N: y = act(a b + bias), or in a backward pass y = (a b) times the derivative of the
@@ -494,6 +506,7 @@ HIDDEN V NAME(activated)(V x, int act)
                     V out = NAME(some)(by + r * ldby + c * W, here);                                                   \
                     x = act == RELU ? WHERE_ABOVE_0(out, x)                                                            \
                         : act == TANH ? MUL(x, SUB(ALL(1.0f), MUL(out, out)))                                          \
+                        : act == ELU  ? MUL(x, ADD(LOWER(ALL(0.0f), out), ALL(1.0f)))                                  \
                                       : x;                                                                             \
                 } else                                                                                                 \
                     x = NAME(activated)(x, act);                                                                       \
@@ -658,7 +671,9 @@ static void NAME(backward)(const float *x, long rows, int layers, const int *wid
         long size = rows * width[layers];
         const float *y = out[layers - 1];
         for (long i = 0; i < size; i++)
-            spare0[i] = activation == RELU ? (y[i] <= 0.0f ? 0.0f : gradient[i]) : gradient[i] * (1.0f - y[i] * y[i]);
+            spare0[i] = activation == RELU  ? (y[i] <= 0.0f ? 0.0f : gradient[i])
+                        : activation == ELU ? gradient[i] * ((y[i] > 0.0f ? 0.0f : y[i]) + 1.0f)
+                                            : gradient[i] * (1.0f - y[i] * y[i]);
         gradient = spare0;
         spare0 = spare1;
         spare1 = (float *)gradient;

@@ -1,7 +1,15 @@
 """Pure functions of arrays: returns, advantages, targets and losses, each with its source and a check of shapes."""
 
 from penstock.ops.distributional import categorical_cross_entropy, project_categorical, quantile_huber
-from penstock.ops.losses import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
+from penstock.ops.losses import (
+    approx_kl,
+    clipped_squared_error,
+    clipped_surrogate,
+    explained_variance,
+    masked_mean,
+    normalized,
+    squared_error,
+)
 from penstock.ops.returns import continues, discounted_return, discounted_sum, gae, td_error, vtrace
 from penstock.ops.value_learning import (
     critic_loss,
@@ -21,6 +29,7 @@ from penstock.ops.value_learning import (
 __all__ = [
     "approx_kl",
     "categorical_cross_entropy",
+    "clipped_squared_error",
     "clipped_surrogate",
     "continues",
     "critic_loss",

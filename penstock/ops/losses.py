@@ -30,6 +30,19 @@ def squared_error(prediction: Tensor, target: Tensor, valid: Tensor | None) -> T
     return masked_mean((prediction - target).square(), valid)
 
 
+def clipped_squared_error(
+    prediction: Tensor, target: Tensor, before: Tensor, clip: float | Tensor, valid: Tensor | None
+) -> Tensor:
+    """The mean of the larger of (V - R)^2 and (clip(V, V_before - clip, V_before + clip) - R)^2 where `valid`.
+
+    Value clipping of OpenAI baselines' PPO2 (Engstrom et al. 2020, "Implementation matters", section 3).
+    """
+    if not prediction.shape == target.shape == before.shape:
+        raise shape_error("clipped_squared_error", "equal shapes", prediction=prediction, target=target, before=before)
+    near = torch.minimum(torch.maximum(prediction, before - clip), before + clip)
+    return masked_mean(torch.maximum((prediction - target).square(), (near - target).square()), valid)
+
+
 def normalized(advantage: Tensor, valid: Tensor) -> Tensor:
     """Advantages of a whole batch shifted and scaled to mean 0 and standard deviation 1 over its valid rows."""
     if advantage.shape != valid.shape:

@@ -27,7 +27,7 @@ def orthogonal_error(weight: Tensor, gain: float) -> float:
 
 def plain(mlp: MLP, x: Tensor, activation: str) -> Tensor:
     for layer in mlp.layers:
-        x = getattr(torch, activation)(F.linear(x, layer.weight, layer.bias))  # pyright: ignore
+        x = getattr(F if activation == "elu" else torch, activation)(F.linear(x, layer.weight, layer.bias))  # pyright: ignore
     return x
 
 
@@ -39,7 +39,7 @@ def test_without_a_gain_layers_start_as_torchs() -> None:
         assert torch.equal(layer.weight, its.weight) and torch.equal(layer.bias, its.bias)  # pyright: ignore
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 @pytest.mark.parametrize("hidden", [(), (5,), (16, 7), (2, 16, 64)])
 def test_an_mlp_is_linear_layers_and_activations(activation: Any, hidden: tuple[int, ...]):
     mlp = MLP(3, hidden, activation).double()
@@ -89,7 +89,7 @@ def test_a_copied_or_loaded_mlp_computes_with_its_own_parameters():
 
 
 @pytest.mark.parametrize("width", [16, 64, 13, 5])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 def test_a_rows_bits_do_not_depend_on_its_neighbours(width: int, activation: Any):
     mlp, x = MLP(6, (width, width), activation), torch.randn(96, 6) * 3
     with torch.no_grad():
@@ -119,7 +119,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("onednn")
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 def test_large_products_of_training_are_the_same_function_in_other_roundings(activation: Any):
     torch.manual_seed(0)
     mlp, head = MLP(300, (160, 130), activation), nn.Linear(130, 128)

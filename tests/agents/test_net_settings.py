@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 import penstock as ps
 from penstock.agents.critics import StackedMLP, least
-from penstock.agents.mlp import MLP, ActivationName, InitName
+from penstock.agents.mlp import MLP, InitName
 from penstock.agents.noisy import NoisyMLP
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import tree_leaves, tree_map
+from penstock.ops.activations import ActivationName, activate, activations
 from penstock.testing import check_agent
 
 VECTOR = LeafSpec("box", (3,), "float32", -1.0, 1.0)
@@ -90,6 +91,33 @@ def test_an_activation_may_be_a_class_and_have_parameters(algo: Any, activation:
     named = [m for m in agent.modules() if type(m).__name__ == kind]
     assert len(named) >= 2
     check_agent(agent, CHOICES, explores=not getattr(algo, "noisy", False))
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu", "leaky_relu", "elu", "selu", "silu", "sigmoid"])
+def test_bits_of_activations_do_not_depend_on_the_numbers_beside_them(name: Any) -> None:
+    modules = activations(name, 1)
+    function: Any = modules[0] if modules is not None else lambda x: activate(x, name)
+    x = torch.randn(4001) * 8
+    for whole in (x, x.double()):
+        for size in (1, 3, 13, 50):
+            parts = [function(whole[i : i + size]) for i in range(0, len(whole), size)]
+            assert torch.equal(torch.cat(parts), function(whole))
+
+
+@pytest.mark.parametrize("name", ["elu", "selu", "silu", "sigmoid"])
+def test_activations_made_of_exp_are_torchs_everywhere(name: Any) -> None:
+    """Also gradients, at numbers where e^x overflows or is 1, and beside torch's own, which graphs contain."""
+    modules = activations(name, 1)
+    function: Any = modules[0] if modules is not None else lambda x: activate(x, name)
+    x = torch.cat([torch.randn(999) * 20, torch.tensor([0.0, -0.0, 1e-30, -1e-30, -104.5, 88.9, -3e38, 3e38])])
+    mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    expected = FUNCTIONS[name](theirs)
+    torch.testing.assert_close(function(mine).double(), expected, rtol=1e-6, atol=2e-7)
+    for tensor, y in ((mine, function(mine)), (theirs, expected)):
+        (tensor.grad,) = torch.autograd.grad(y.sum(), tensor)
+    torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-5, atol=1e-6)  # pyright: ignore
+    assert torch.isnan(function(torch.tensor([torch.nan]))).all()
+    torch.testing.assert_close(torch.jit.trace(function, x)(x), FUNCTIONS[name](x), rtol=0, atol=0)  # pyright: ignore
 
 
 def test_wrong_activations_are_refused() -> None:

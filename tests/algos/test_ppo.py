@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from penstock.agents.networks import Net
+from penstock.algos import appo, ppo
+from penstock.algos.appo import APPO
+from penstock.algos.mappo import MAPPO
 from penstock.algos.ppo import PPO, loss_fn, postprocess_fn
 from penstock.core.batch import TrainBatch, allocate_batch
 from penstock.core.spec import BatchSpec, EnvSpec
@@ -100,3 +103,15 @@ def test_the_agent_is_a_setting():
     algo = PPO(agent=my_agent, lr="linear(0.5, 0)")
     assert algo.build(SPEC).agent.spec is SPEC
     assert made == [(SPEC, replace(algo, lr=0.5))]
+
+
+@pytest.mark.parametrize("algo", [PPO, MAPPO, APPO])
+def test_values_are_clipped_beside_those_before_training(algo: Any):
+    """ROWS: values 1, 2, 5 for 2, 0, 5; within 0.5 of 0, 2, 4 they are 0.5, 2, 4.5."""
+    module = appo if algo is APPO else ppo
+    rows = {**ROWS, "value": tensor(0, 2, 4)}
+    for clip, expected in ((None, 5 / 3), (0.5, (2.25 + 4 + 0.25) / 3)):
+        loss = module.loss_fn(Fixed(), minibatch(**rows), algo(value_clip=clip))  # pyright: ignore
+        assert float(loss.metrics["value_loss"]) == pytest.approx(0.5 * expected)
+    data = postprocess_fn(Known(KNOWN), tree_map(torch.from_numpy, four_rows([-1, -2, -3, -4])), PPO(value_clip=0.5))  # pyright: ignore
+    assert torch.equal(data["value"], KNOWN[:-1])

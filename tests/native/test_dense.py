@@ -44,7 +44,7 @@ def everything(sizes: tuple[int, ...], activation: str, rows: int) -> list[Tenso
 
 
 @pytest.mark.usefixtures("by_kernel")
-@pytest.mark.parametrize("activation", ["none", "tanh", "relu"])
+@pytest.mark.parametrize("activation", ["none", "tanh", "relu", "elu"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_rows_in_groups_have_the_bits_of_the_whole(sizes: tuple[int, ...], activation: str) -> None:
     x, parameters = network(sizes)
@@ -56,7 +56,7 @@ def test_rows_in_groups_have_the_bits_of_the_whole(sizes: tuple[int, ...], activ
 
 
 @pytest.mark.usefixtures("by_kernel")
-@pytest.mark.parametrize("activation", ["none", "tanh", "relu"])
+@pytest.mark.parametrize("activation", ["none", "tanh", "relu", "elu"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_every_set_of_instructions_gives_the_same_bits(sizes: tuple[int, ...], activation: str) -> None:
     found: dict[str, list[Tensor]] = {}
@@ -83,7 +83,7 @@ def in_both_ways(function: Callable[[], list[Tensor]], monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("by_kernel")
 @pytest.mark.parametrize("rows", [0, 1, 7, 70])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 @pytest.mark.parametrize("with_out", [True, False])
 def test_gradients_of_chains_are_torchs(
     rows: int, activation: Any, with_out: bool, monkeypatch: pytest.MonkeyPatch
@@ -120,13 +120,13 @@ def test_gradients_of_critics_are_torchs(k: int, hidden: tuple[int, ...], monkey
 
 
 @pytest.mark.usefixtures("by_kernel")
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
 def test_not_a_number_and_infinity_go_through_as_in_torch(activation: str) -> None:
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([[nan], [inf], [-inf], [0.0], [-0.0], [1e-42], [3e38]])
     one = [torch.ones(1, 1), torch.zeros(1)]
     found = dense.forward(x, one, activation, 1)[0]
-    expected = x.tanh() if activation == "tanh" else x.relu()
+    expected = nn.functional.elu(x) if activation == "elu" else getattr(torch, activation)(x)
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=1e-7)
 
 
@@ -152,7 +152,7 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_library_of_another_version_or_a_torn_one_is_left_aside(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "VERSION", 99)
+    monkeypatch.setattr(library, "_FUNCTIONS", 99)
     found, reason = loaded.__wrapped__()
     assert found is None
     assert "another version: install penstock again" in reason

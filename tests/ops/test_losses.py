@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.ops import approx_kl, clipped_surrogate, explained_variance, masked_mean, normalized, squared_error
+from penstock.ops import (
+    approx_kl,
+    clipped_squared_error,
+    clipped_surrogate,
+    explained_variance,
+    masked_mean,
+    normalized,
+    squared_error,
+)
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -97,6 +105,20 @@ def test_kl_estimates_the_divergence():
     assert (old * approx_kl(log_ratio, log_ratio.exp())).sum().item() == pytest.approx(expected.item())
 
 
+def test_the_clipped_value_loss_by_hand():
+    value, return_, before = tensor(1, 2, 5, -1), tensor(2, 0, 5, -3), tensor(0, 2, 4, 0)
+    # 0.5 stays away by 1.5; 2; 4.5 away by 0.5; -0.5 away by 2.5
+    assert clipped_squared_error(value, return_, before, 0.5, None).item() == pytest.approx(
+        (2.25 + 4 + 0.25 + 6.25) / 4
+    )
+    assert clipped_squared_error(value, return_, before, 9.0, None) == squared_error(value, return_, None)
+    valid = torch.tensor([True, False, False, True])
+    assert clipped_squared_error(value, return_, before, 0.5, valid).item() == pytest.approx((2.25 + 6.25) / 2)
+    value.requires_grad_()
+    (step,) = torch.autograd.grad(clipped_squared_error(value, return_, before, 0.5, None), value)
+    assert step.tolist() == pytest.approx([0, 1, 0, 0])  # none where the clipped one is larger
+
+
 def test_explained_variance():
     return_ = tensor(1, 2, 3, 1e9).reshape(2, 2)
     valid = torch.tensor([[True, True], [True, False]])
@@ -114,6 +136,7 @@ def test_arrays_that_would_broadcast_are_refused():
         r"squared_error got prediction \(3, 1\), target \(3,\)": lambda: squared_error(column, row, None),
         r"squared_error got prediction \(3,\), target \(3, 1\)": lambda: squared_error(row, column, valid),
         r"masked_mean got x \(3, 3\)": lambda: masked_mean(row * column, None),
+        r"clipped_squared_error got .* before \(3, 1\)": lambda: clipped_squared_error(row, row, column, 0.2, None),
         r"normalized got advantage \(3, 1\), valid \(3,\)": lambda: normalized(column, valid),
         r"clipped_surrogate got log_ratio \(3,\), advantage \(3, 1\)": lambda: clipped_surrogate(row, column, 0.2),
         r"approx_kl got log_ratio \(3,\), ratio \(3, 1\)": lambda: approx_kl(row, column),
