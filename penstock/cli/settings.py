@@ -52,7 +52,8 @@ def train_parser() -> Parser:
     parser.add_argument(
         "--env",
         metavar="ID",
-        help="Gymnasium id, envpool:TASK, pettingzoo:FAMILY/NAME, or module:qualname of what makes an environment",
+        help="Gymnasium id, envpool:TASK, pettingzoo:FAMILY/NAME, a simulator's TASK (mjlab:TASK, playground:, brax:, "
+        "isaaclab:, maniskill:), or module:qualname of what makes an environment",
     )
     parser.add_environment()
     parser.add_argument("--info-keys", nargs="+", default=[], metavar="KEY", help="numeric info keys to record and log")

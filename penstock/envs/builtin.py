@@ -15,6 +15,7 @@ from penstock.core.errors import ConfigError, nearest
 from penstock.core.names.calls import Call, read_call
 from penstock.envs.envpool import is_envpool_id
 from penstock.envs.pettingzoo import is_known_family, is_pettingzoo_id
+from penstock.envs.sims import is_simulator_id
 
 _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
 """Modules that a stored experiment may import to register their ids."""
@@ -41,7 +42,7 @@ def is_builtin_env(env: str) -> bool:
     module, colon, name = env.partition(":")
     if is_pettingzoo_id(env):
         return is_known_family(env)
-    if is_envpool_id(env):
+    if is_envpool_id(env) or is_simulator_id(env):
         return True
     if not colon:
         # Gymnasium takes an id without its version for the newest.

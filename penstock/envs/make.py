@@ -44,6 +44,7 @@ from penstock.envs.ids import (
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
 from penstock.envs.shutdown import close_env
+from penstock.envs.sims import is_simulator_id, simulator_factory
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, give_options, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
@@ -77,7 +78,7 @@ class EnvConfig:
     env: str | Callable[..., Any]
     """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`.
 
-    `envpool:TASK` is one batched environment of all slots. For many agents: `pettingzoo:FAMILY/NAME`, or a callable
+    `envpool:TASK` is one batched environment of all slots, and so is a simulator's, `mjlab:TASK`. For many agents: `pettingzoo:FAMILY/NAME`, or a callable
     that makes one with PettingZoo's Parallel or AEC API.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -265,6 +266,8 @@ class EnvConfig:
             return functools.partial(_made_by_id, self.env)
         if is_envpool_id(self.env):
             return functools.partial(EnvPoolVectorEnv, self.env)
+        if is_simulator_id(self.env):
+            return simulator_factory(self.env)
         module, colon, name = self.env.partition(":")
         if colon:
             _import_module(module, "env")

@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
 from penstock.envs.make import Checks, EnvConfig, StateOf, Wrapper, as_wrappers, refuse_made
+from penstock.envs.sims import is_simulator_id
 from penstock.run.tracking.tracker import check_names
 
 if TYPE_CHECKING:
@@ -227,12 +228,12 @@ class Experiment:
 
     @property
     def env_config(self) -> EnvConfig:
-        """The settings that make the environments."""
+        """The settings that make the environments; a simulator's are on the run's device unless they name another."""
         if isinstance(self.env, EnvConfig):
             return self.env
         return EnvConfig(
             self.env,
-            self.env_kwargs,
+            self._env_kwargs(self.env, self.env_kwargs),
             self.wrappers,
             self.info_keys,
             self.imports,
@@ -252,7 +253,11 @@ class Experiment:
             return replace(config, kwargs={**config.kwargs, **self.eval_env_kwargs})
         if isinstance(self.eval_env, EnvConfig):
             return self.eval_env
-        return replace(config, env=self.eval_env, kwargs=self.eval_env_kwargs)
+        return replace(config, env=self.eval_env, kwargs=self._env_kwargs(self.eval_env, self.eval_env_kwargs))
+
+    def _env_kwargs(self, env: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        simulated = isinstance(env, str) and is_simulator_id(env)
+        return {"device": self.run.device, **given} if simulated else given
 
     @property
     def sampler_settings(self) -> SamplerSettings:

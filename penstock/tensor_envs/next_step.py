@@ -31,7 +31,7 @@ class NextStep(gym.vector.VectorEnv[Any, Any, Any]):
             which those of the others are not used.
 
     Raises:
-        ConfigError: an attribute is missing.
+        ConfigError: an attribute is missing, or it is one of mjlab, which refuses a further step after an end.
     """
 
     def __init__(self, env: Any, reset_slots: Callable[[Tensor], Tree]) -> None:
@@ -39,6 +39,11 @@ class NextStep(gym.vector.VectorEnv[Any, Any, Any]):
         self.env, self._reset_slots = env, reset_slots
         self.device: Any = None
         base = getattr(env, "unwrapped", env)
+        if hasattr(getattr(base, "cfg", None), "auto_reset"):
+            raise ConfigError(
+                f"NextStep({type(env).__name__}): mjlab refuses a further step of a slot that has ended, with "
+                "auto_reset=False, and resets it before it is seen with True; use its adapter, env='mjlab:TASK'"
+            )
         for name in _ATTRIBUTES:
             found = getattr(env, name, getattr(base, name, None))
             if found is None:

@@ -25,6 +25,7 @@ from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
 from penstock.envs.pools.settings import CHECK_EVERY
 from penstock.envs.shutdown import close_env
+from penstock.envs.sims import is_simulator_id
 from penstock.envs.spaces import action_dtypes
 
 
@@ -279,11 +280,16 @@ def made_batched(config: EnvConfig, slot: int = 0) -> gym.vector.VectorEnv[Any, 
     return None
 
 
+def is_batched_id(env: str) -> bool:
+    """True for an id that always is of a batched environment."""
+    return is_envpool_id(env) or is_simulator_id(env)
+
+
 def _by_id(config: EnvConfig) -> bool:
     """True if the kind of environment is known without calling a callable."""
     return config.seating is not None or (
         isinstance(config.env, str)
-        and (":" not in config.env or is_pettingzoo_id(config.env) or is_envpool_id(config.env))
+        and (":" not in config.env or is_pettingzoo_id(config.env) or is_batched_id(config.env))
     )
 
 
@@ -291,7 +297,7 @@ def _vectorized(config: EnvConfig) -> bool:
     """True for an id that is of a batched environment, or whose keyword arguments ask for one."""
     if not isinstance(config.env, str):
         return False
-    return is_envpool_id(config.env) or (bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None)
+    return is_batched_id(config.env) or (bool(config.kwargs.get(VECTORIZED)) and _factory(config) is None)
 
 
 def at_once(env: gym.vector.VectorEnv[Any, Any, Any]) -> SplitStep:

@@ -9,6 +9,7 @@ from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import made_batched, resized
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.shutdown import close_env
+from penstock.envs.sims import is_simulator_id
 from penstock.tensor_envs.pool import TensorPool
 
 
@@ -22,6 +23,8 @@ def batched_pool(
     Raises:
         ConfigError: the environment does not fit.
     """
+    if config.seating is None and isinstance(config.env, str) and is_simulator_id(config.env):
+        return TensorPool(config, seed, B, first_slot=first_slot)  # known without one: a process may hold one alone
     found = made_batched(config, first_slot)
     if found is None:
         return None
