@@ -112,7 +112,7 @@ class HindsightTransitions:
         rows, slots = t[changed], b[changed]
         ahead = storage.last(rows, slots) - rows + 1
         at = rows + (noise[changed, 1] * ahead).astype(np.int64)
-        goal = storage.obs_leaf(f"['{ACHIEVED}']", storage.places(at + 1, slots))
+        goal = storage.seen_after(f"['{ACHIEVED}']", at, slots)
         following: Any = shown.rows["next"]
         for obs in (shown.inputs.obs, following.obs):
             obs[DESIRED][changed] = goal

@@ -163,6 +163,14 @@ class Replay:
         Returns:
             The number of valid rows, over the batches of all learners.
         """
+        if batch.final is not None and (self.settings.shards or self.partition is not None or self.priority_fn):
+            what = f"replay.shards={self.settings.shards}" if self.settings.shards else "several learners"
+            if self.partition is None and not self.settings.shards:
+                what = "replay.fresh_priority='agent', which reads the row after an end"
+            raise ConfigError(
+                f"an environment that resets in the step of an end, with {what}; expected replay.shards=0, one learner "
+                "and replay.fresh_priority='max' there"
+            )
         if self.storage is None:
             T, B = batch.spec
             self.prepare(T, B, tree_map(lambda x: x[0, 0].copy(), batch.info))

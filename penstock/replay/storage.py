@@ -25,6 +25,7 @@ from penstock.replay.columns import (
     ring_slices,
     stored_dtype,
 )
+from penstock.replay.endings import Endings, without_resets
 from penstock.replay.room import planned_bytes, reserve
 
 _LARGE_BYTES = 1 << 20
@@ -120,6 +121,12 @@ class Storage:
         self._states = [self.arrays[name] for name in states]
         self._state_rows = np.full(units, -1, np.int64)
         self._apart, self._gaps = np.zeros(rows, bool), False
+        self._seen = {
+            path: (leaf.shape, leaf.dtype if path in exact else stored_dtype(leaf.dtype))
+            for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
+        }
+        self.endings: Endings | None = None
+        """Of environments that reset in the step of an end, from their first batch on."""
 
     @property
     def tail(self) -> int:
@@ -158,6 +165,12 @@ class Storage:
         ends = batch.terminated if terminated is None else terminated
         self._write_flags(gap, batch, ends)
         start = self.head + gap
+        T = len(batch.valid)
+        if batch.final is not None and self.endings is None:
+            self.endings = Endings(self.rows, self.slots, self._seen)
+        if self.endings is not None:
+            resets = batch.resets if batch.final is not None else np.zeros_like(batch.valid)
+            self.endings.write(self.head, start, resets, batch.final, start + T - (self.rows - 1))
         if gap:
             self._skip(gap, leaves)
         for column, x in zip(self._inputs, leaves):
@@ -171,7 +184,6 @@ class Storage:
             for array, x in zip(self._states, tree_leaves(batch.state)):
                 array[unit] = x
             self._state_rows[unit] = start
-        T = len(batch.valid)
         self.head = start + T
         return gap + T
 
@@ -210,13 +222,23 @@ class Storage:
             self.first(at) if "first" in fed else None,
         )
 
+    def successors(self, t: Rows, b: Rows, at: Rows, fed: frozenset[str]) -> Inputs:
+        """[*N, ...] inputs after rows t of slots b, of which rows t + 1 lie at `at`."""
+        inputs = self.inputs(at, fed)
+        if self.endings is None:
+            return inputs
+        for path, x in zip(self._obs, tree_leaves(inputs.obs)):
+            self.endings.put(path, x, t, b)
+        return without_resets(inputs, self.endings.ended(t, b))
+
     def obs(self, at: Rows) -> Tree:
         """[*N, *O]."""
         return tree_unflatten(self._structures["obs"], [x.read(at) for x in self._obs.values()])
 
-    def obs_leaf(self, path: str, at: Rows) -> Array:
-        """[*N, ...] of one leaf of the observation, by its path in the tree: "['achieved_goal']"."""
-        return self._obs[path].read(at)
+    def seen_after(self, path: str, t: Rows, b: Rows) -> Array:
+        """[*N, ...] of one leaf of the observation after rows t, by its path in the tree: "['achieved_goal']"."""
+        found = self._obs[path].read(self.places(t + 1, b))
+        return found if self.endings is None else self.endings.put(path, found, t, b)
 
     def prev_action(self, at: Rows) -> Tree:
         """[*N, *A] chosen at the rows before."""
@@ -277,12 +299,15 @@ class Storage:
             "state_rows": self._state_rows.copy(),
             "apart": self._apart.copy(),
             "zeros": self.zeros,
+            **({} if self.endings is None else {"endings": self.endings.state_dict()}),
         }
 
     def written(self) -> Iterator[tuple[str, Array]]:
         """Each array's name and written part, which shares its memory."""
         for name, x in self.arrays.items():
             yield name, x[: min(self.head + 1, len(x))]
+        if self.endings is not None:
+            yield from self.endings.written(min(self.head + 1, self.rows))
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
@@ -290,6 +315,9 @@ class Storage:
         for name, x in self.arrays.items():
             copy_rows(x[: len(arrays[name])], arrays[name])
         self.load_state(state)
+        self.endings = Endings(self.rows, self.slots, self._seen) if "endings" in state else None
+        if self.endings is not None:
+            self.endings.load(state["endings"], arrays)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; the arrays are written already."""

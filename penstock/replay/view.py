@@ -8,7 +8,9 @@ import numpy as np
 
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
+from penstock.core.tree import tree_leaves
 from penstock.replay.columns import Array, Rows
+from penstock.replay.endings import Endings
 from penstock.replay.storage import Storage
 
 ALL_INPUTS = frozenset(("prev_action", "prev_reward", "first"))
@@ -90,7 +92,7 @@ class Transitions:
             "action": storage.prev_action(at[1]),
             "return": total,
             "discount": self._weights.take(after) * ~terminated,
-            "next": storage.inputs(last, self.fed),
+            "next": storage.successors(t + after - 1, b, last, self.fed),
         }
         return TrainBatch(storage.inputs(at[0], self.fed), rows)
 
@@ -164,6 +166,8 @@ class Sequences:
         return trained.T & storage.has_state(t)[:, None]
 
     def read(self, storage: Storage, t: Rows, b: Rows, noise: Array | None = None) -> TrainBatch:
+        if storage.endings is not None:
+            return self._unfolded(storage, storage.endings, t, b)
         rows = t + self._steps
         at = storage.places(rows, b)
         reward = storage.prev_reward(at[1:])
@@ -175,6 +179,27 @@ class Sequences:
         }
         valid = self.valid(storage, rows[:-1], at[:-1])
         inputs = storage.inputs(at, self._fed)
+        inputs = inputs._replace(idle=_idle(valid, inputs.first))
+        return TrainBatch(inputs, shown, valid, storage.state(t, b))
+
+    def _unfolded(self, storage: Storage, endings: Endings, t: Rows, b: Rows) -> TrainBatch:
+        """`read` of a record in which environments reset in the step of an end: with a reset row after each."""
+        rows, ends = endings.unfolded(t, b, self._steps)
+        at, after = storage.places(rows, b), storage.places(rows[:-1] + 1, b)
+        reward = storage.prev_reward(after)
+        shown: dict[str, Any] = {
+            "action": storage.prev_action(after),
+            "reward": np.where(ends[:-1], 0.0, np.sign(reward) if self._clip else reward).astype(np.float32),
+            "terminated": storage.terminated(at[:-1]) & ~ends[:-1],
+            "truncated": storage.truncated(at[:-1]) & ~ends[:-1],
+        }
+        valid = self.valid(storage, rows[:-1], at[:-1]) & ~ends[:-1]
+        inputs = storage.inputs(at, self._fed)
+        if ends.any():
+            ended, slots = rows[ends], np.broadcast_to(b, rows.shape)[ends]
+            last = storage.successors(ended, slots, storage.places(ended + 1, slots), self._fed)
+            for x, y in zip(tree_leaves(tuple(inputs)), tree_leaves(tuple(last))):
+                x[ends] = y
         inputs = inputs._replace(idle=_idle(valid, inputs.first))
         return TrainBatch(inputs, shown, valid, storage.state(t, b))
 
