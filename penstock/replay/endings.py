@@ -12,7 +12,8 @@ from penstock.core.tree import tree_leaves
 from penstock.replay.columns import Array, Rows, ring_slices
 
 _LEAST = 256
-_NUMBER, _ROW, _OBS = "final.number", "final.row", "final.obs"
+NUMBER, ROW, OBS = "final.number", "final.row", "final.obs"
+"""Names of its arrays: of the storage's rows and slots, of the ring, and of the ring followed by a path."""
 
 
 class Endings:
@@ -91,19 +92,19 @@ class Endings:
 
     def written(self, rows: int) -> Iterator[tuple[str, Array]]:
         """Each array's name and written part, `rows` of those that have as many as the storage."""
-        yield _NUMBER, self._number[:rows]
-        yield _ROW, self._row
+        yield NUMBER, self._number[:rows]
+        yield ROW, self._row
         for path, x in self._ring.items():
-            yield f"{_OBS}{path}", x
+            yield f"{OBS}{path}", x
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Inverse of `state_dict` and `written`."""
         self._head, self._tail = int(state["head"]), int(state["tail"])
-        self._number[: len(arrays[_NUMBER])] = arrays[_NUMBER]
-        self._allocate(len(arrays[_ROW]))
-        self._row[:] = arrays[_ROW]
+        self._number[: len(arrays[NUMBER])] = arrays[NUMBER]
+        self._allocate(len(arrays[ROW]))
+        self._row[:] = arrays[ROW]
         for path, x in self._ring.items():
-            x[:] = arrays[f"{_OBS}{path}"]
+            x[:] = arrays[f"{OBS}{path}"]
 
     def _allocate(self, size: int) -> None:
         self._row = np.zeros(size, np.int64)

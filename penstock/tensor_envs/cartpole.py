@@ -19,12 +19,15 @@ class CartPole(TensorToy):
     """A pole on a cart, as `CartPole-v1`: 1 for every step, an end beyond 2.4 or 12 degrees, truncated after 500.
 
     Equations of motion as Gymnasium has them, of Barto, Sutton and Anderson 1983, corrected by Florian 2007
-    (https://coneural.org/florian/papers/05_cart_pole.pdf, eq. 23 and 24), by Euler's method.
+    (https://coneural.org/florian/papers/05_cart_pole.pdf, eq. 23 and 24), by Euler's method. `same_step` as in
+    `TensorToy`.
     """
 
-    def __init__(self, num_envs: int = 1, device: str = "cpu", max_episode_steps: int = 500) -> None:
+    def __init__(
+        self, num_envs: int = 1, device: str = "cpu", max_episode_steps: int = 500, same_step: bool = False
+    ) -> None:
         high = np.array([2 * _FAR, np.inf, 2 * _STEEP, np.inf], np.float32)
-        super().__init__(num_envs, device, spaces.Box(-high, high), spaces.Discrete(2), max_episode_steps)
+        super().__init__(num_envs, device, spaces.Box(-high, high), spaces.Discrete(2), max_episode_steps, same_step)
 
     def fresh(self) -> Tensor:
         return torch.empty(self.num_envs, 4, device=self.device).uniform_(-0.05, 0.05, generator=self.generator)

@@ -1,4 +1,4 @@
-"""Base of batched toys on a device: seeding, the reset in the step after an end, and the time limit."""
+"""Base of batched toys on a device: seeding, resets, and the time limit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         max_episode_steps: an episode is truncated after this many.
+        same_step: resets a slot in the step of an end, as most simulators do, and puts the last observations of
+            episodes into `info["final_obs"]`.
     """
 
     def __init__(
@@ -31,13 +33,14 @@ class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         max_episode_steps: int,
+        same_step: bool = False,
     ) -> None:
-        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP if same_step else AutoresetMode.NEXT_STEP}
         self.num_envs, self.device = num_envs, torch.device(device)
         self.single_observation_space, self.single_action_space = observation_space, action_space
         self.observation_space = batch_space(observation_space, num_envs)
         self.action_space = batch_space(action_space, num_envs)
-        self.max_episode_steps = max_episode_steps
+        self.max_episode_steps, self._same_step = max_episode_steps, same_step
         self.generator = torch.Generator(self.device)
 
     def fresh(self) -> Tree:
@@ -62,16 +65,23 @@ class TensorToy(gym.vector.VectorEnv[Any, Any, Any]):
         return self.observe(self.state), {}
 
     def step(self, actions: Tensor) -> tuple[Tree, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One step of every slot; one that has ended ignores its action and resets."""
+        """One step of every slot; one that has ended ignores its action and resets, unless it did so at once."""
         again = self._ended
         state, reward, terminated = self.advance(self.state, actions)
-
-        def taken(new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(again.view(-1, *[1] * (old.ndim - 1)), new, old)
-
-        self.state = tree_map(taken, self.fresh(), state)
+        if self._same_step:
+            truncated = self._age + 1 >= self.max_episode_steps
+            again, final = terminated | truncated, self.observe(state)
+            self.state = _taken(again, self.fresh(), state)
+            self._age = (self._age + 1).masked_fill_(again, 0)
+            return self.observe(self.state), reward, terminated, truncated, {"final_obs": final}
+        self.state = _taken(again, self.fresh(), state)
         self._age = (self._age + 1).masked_fill_(again, 0)
         terminated = terminated & ~again
         truncated = self._age >= self.max_episode_steps
         self._ended = terminated | truncated
         return self.observe(self.state), reward.masked_fill(again, 0.0), terminated, truncated, {}
+
+
+def _taken(where: Tensor, new: Tree, old: Tree) -> Tree:
+    """New leaves where [B] bool, else old ones."""
+    return tree_map(lambda x, y: torch.where(where.view(-1, *[1] * (y.ndim - 1)), x, y), new, old)

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.core.batch import as_arrays
 from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_leaves, tree_map
+from penstock.datasets.reader import Dataset
 from penstock.learn.rows.reset_rows import with_reset_rows
 from penstock.replay.replay import Replay, ReplaySettings
 from penstock.replay.view import Sequences, Transitions
@@ -49,7 +50,9 @@ def test_transitions_end_with_the_last_observation(T: int, n_step: int, groups: 
     assert storage.oldest > 20
     shown = view.read(storage, t, b)
     restored = view.read(again.storage, t, b)  # pyright: ignore[reportArgumentType]
-    for x, y in zip(tree_leaves((tuple(shown.inputs), dict(shown.rows))), tree_leaves((tuple(restored.inputs), dict(restored.rows)))):
+    for x, y in zip(
+        tree_leaves((tuple(shown.inputs), dict(shown.rows))), tree_leaves((tuple(restored.inputs), dict(restored.rows)))
+    ):
         np.testing.assert_array_equal(x, y)
     for i, (row, slot) in enumerate(zip(t, b)):
         total, weight, at = 0.0, 1.0, row
@@ -88,7 +91,9 @@ def test_sequences_have_a_reset_row_after_each_end(T: int):
         acted = whole.valid[:L].numpy()
         np.testing.assert_array_equal(shown["action"][acted], whole.action[:L].numpy()[acted])  # pyright: ignore
         follows = ~whole.first[1 : L + 1].numpy()
-        np.testing.assert_array_equal(shown.inputs.prev_action[1:][follows], whole.prev_action[1 : L + 1].numpy()[follows])
+        np.testing.assert_array_equal(
+            shown.inputs.prev_action[1:][follows], whole.prev_action[1 : L + 1].numpy()[follows]
+        )
 
 
 def test_the_ring_of_ends_grows_and_forgets():
@@ -104,12 +109,31 @@ def test_what_reads_the_row_after_an_end_is_refused():
     spec, batches, _ = records(4, 1)
     settings = ReplaySettings(capacity=200, index="prioritized", fresh_priority="agent")
     replay = Replay(spec, settings, Transitions(), priority_fn=lambda storage, t: np.ones((len(t), B)))
-    with pytest.raises(ConfigError, match="use 'max'|fresh_priority='max'"):
+    with pytest.raises(ConfigError, match="fresh_priority='max' there"):
         replay.append(batches[0])
 
 
-@pytest.mark.parametrize("algo", [ps.DQN(learning_starts=64, batch_size=16), ps.R2D1(replay=ReplaySettings(), learning_starts=64)])
+@pytest.mark.parametrize(
+    "algo", [ps.DQN(learning_starts=64, batch_size=16), ps.R2D1(replay=ReplaySettings(), learning_starts=64)]
+)
 def test_algorithms_learn_from_it(algo: Any):
     run = ps.RunConfig(steps=2_000, eval_episodes=0, progress="off")
     result = ps.train(ps.Experiment(Counting, algo, ps.SerialSampler(T=4, B=5), run))
     assert result.metrics["train/loss"] >= 0.0
+
+
+def test_a_stored_replay_shows_last_observations_and_becomes_a_dataset(tmp_path: Any):
+    run = ps.RunConfig(steps=400, eval_episodes=0, progress="off", dir=str(tmp_path / "run"))
+    algo = ps.DQN(learning_starts=100, batch_size=16, replay=ReplaySettings(capacity=1_000))
+    ps.train(ps.Experiment("tests.tensor_envs.same_step:Counting", algo, ps.SerialSampler(T=4, B=5), run))
+    found = ps.load_replay(tmp_path / "run")
+    at = found["final_at"]
+    assert (at >= 0).any()
+    t, b = np.nonzero(at >= 0)
+    last = found["final.obs"][at[t, b]]
+    np.testing.assert_array_equal(last[:, 2], found["obs"][t, b, 2] + 1)
+    np.testing.assert_array_equal(last[:, 0], b)
+    assert ps.replay_to_dataset(tmp_path / "run", tmp_path / "data") > 20
+    dataset = Dataset(tmp_path / "data")
+    for episode in (dataset.episode(i) for i in range(len(dataset.lengths))):
+        assert episode.obs[-1, 2] == len(episode.reward)

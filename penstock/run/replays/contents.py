@@ -15,6 +15,7 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_paths
 from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.replay.columns import Array, FrameColumn, Rows
+from penstock.replay.endings import NUMBER, OBS, ROW
 from penstock.run.files.stored_experiment import CONFIG, as_checkpoint_error, read_json
 from penstock.run.replays.stored_replay import StoredReplay, open_replay, whole_episodes
 
@@ -37,7 +38,8 @@ def load_replay(run: str | Path, which: str = "last", *, policy: str | None = No
 
     With N rows of B slots: `obs` [N + 1, B, ...] and `first` [N + 1, B]; `action`, `reward`, `terminated`,
     `truncated`, `valid` and `info` [N, B, ...]; `row` [N] numbers. `obs[t + 1]` is the successor of `obs[t]` where
-    `valid[t]`. Samples begin at rows `sample.row` [U]: `sample.usable` or, if prioritized, `sample.mass` [U, B], to
+    `valid[t]`; of environments that reset in the step of an end it is `final.obs[final_at[t]]` where `final_at` [N, B]
+    is not -1. Samples begin at rows `sample.row` [U]: `sample.usable` or, if prioritized, `sample.mass` [U, B], to
     which the probability of a draw is proportional. Recurrent states `state` [K, B, ...] are those before rows
     `state.row` [K]. Nested parts are named by their path: `obs.KEY`. Stacks of frames are whole.
 
@@ -77,7 +79,7 @@ def replay_to_dataset(run: str | Path, dataset: str | Path, which: str = "last",
     made_by = {"run": str(replay.path.parent.parent), "checkpoint": replay.step, "replay_of": replay.policy}
     with DatasetWriter(dataset, spec, env=env, made_by=made_by) as writer:
         for slot, start, stop in found:
-            writer.append(_episode(columns, spec, slot, start, stop))
+            writer.append(_with_final(replay, _episode(columns, spec, slot, start, stop), slot, stop - 1))
     return len(found)
 
 
@@ -92,6 +94,10 @@ def _arrays(replay: StoredReplay) -> dict[str, Array]:
             rows = np.arange(start + shift, stop + int(shift or base in _ONE_MORE))
             spec = _origin(replay)[0] if f"{name}.age" in replay.arrays else None
             out[_record_name(name, out)] = _column(replay, name, spec)(rows, slots)
+    if NUMBER in replay.arrays:
+        number = replay.rows(NUMBER, start, stop)
+        out["final_at"] = np.where(number < 0, -1, number % len(replay.arrays[ROW]))
+        out |= {_record_name(name, out): x for name, x in replay.arrays.items() if name.startswith(OBS)}
     index = replay.state["index"]
     kind = "sample.mass" if "index.mass" in replay.arrays else "sample.usable"
     out |= {"sample.row": np.arange(index["tail"], index["head"]) * replay.stride, kind: replay.drawable()}
@@ -136,6 +142,15 @@ def _episode(
         bool(read("truncated")[-1]),
         {_record_name(name, ()).removeprefix("info."): read(name) for name in info},
     )
+
+
+def _with_final(replay: StoredReplay, episode: Episode, slot: int, row: int) -> Episode:
+    """The episode with its last observation in place of the next one's first, if that is what follows its last row."""
+    number = replay.rows(NUMBER, row, row + 1)[0, slot] if NUMBER in replay.arrays else -1
+    for path, x in zip(tree_paths(episode.obs), tree_leaves(episode.obs)) if number >= 0 else ():
+        ring = replay.arrays[f"{OBS}{path}"]
+        x[-1] = ring[number % len(ring)]
+    return episode
 
 
 def _origin(replay: StoredReplay) -> tuple[EnvSpec, str]:
