@@ -126,7 +126,9 @@ class RunningMoments(nn.Module):
         var, mean = torch.var_mean(x, 0, correction=0)
         total = self.count + n
         delta = mean - self.mean
-        squares = torch.where(self.count > 0, self.var * self.count, 0.0) + var * n + delta**2 * (self.count * n / total)
+        squares = (
+            torch.where(self.count > 0, self.var * self.count, 0.0) + var * n + delta**2 * (self.count * n / total)
+        )
         self.mean += delta * (n / total)
         self.var.copy_(squares / total)
         self.count.copy_(total)

@@ -102,9 +102,9 @@ def test_groups_of_one_optimizer_share_its_norm():
 def test_gradients_that_share_memory_are_scaled_once():
     """Autograd hands one tensor to both terms of a sum, expanded if the sum is reduced."""
     params = parameters([1.0, 1.0], [1.0, 1.0])
-    assert max(set_gradients(loss((params[0] + params[1]).square().sum()), one(params), 1.0).of.values()) == pytest.approx(
-        8
-    )
+    assert max(
+        set_gradients(loss((params[0] + params[1]).square().sum()), one(params), 1.0).of.values()
+    ) == pytest.approx(8)
     assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
     assert max(set_gradients(loss((params[0] + params[1]).sum()), one(params), 1.0).of.values()) == pytest.approx(2)
     assert grads(params) == [pytest.approx([0.5, 0.5])] * 2
