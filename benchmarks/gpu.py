@@ -23,6 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -487,18 +488,23 @@ def simulators(how: How) -> Iterator[Row]:
                 yield {"what": name, "slots": f"{B:,}", "found": f"{took_s * 1e3:.1f}", "said": said}
                 if how.device.startswith("cuda") and not compiled:
                     yield {"what": "iteration, waits", "slots": f"{B:,}", **waits(trainer.train)}
-        noise, where = Noise(0, Purpose.ACT, 0), torch.device(how.device)
-        numbers = T, B, 12, False, 0, NOTHING_HELD
+        for where in ("device", "host"):
+            spent = 1e3 / rate_of(partial(noise, how.device, where, T, B), how.device, 0.1 if how.tiny else 1.0)
+            said = f"{T} x {B:,} x 12 numbers"
+            yield {
+                "what": f"noise of a batch by the {where}, ms",
+                "slots": f"{B:,}",
+                "found": f"{spent:.2f}",
+                "said": said,
+            }
 
-        def on_device(noise: Noise = noise, numbers: Any = numbers) -> Any:
-            return rows_on(where, noise, *numbers)
 
-        def on_host(noise: Noise = noise, numbers: Any = numbers) -> Any:
-            return torch.from_numpy(noise.rows(*numbers)).to(where)
-
-        for name, call in {"noise of a batch, ms": on_device, "the same on the host, ms": on_host}.items():
-            spent = 1e3 / rate_of(call, how.device, 0.1 if how.tiny else 1.0)
-            yield {"what": name, "slots": f"{B:,}", "found": f"{spent:.2f}", "said": f"{T} x {B:,} x 12 numbers"}
+def noise(device: str, where: str, T: int, B: int) -> Any:
+    """The noise of a batch, 12 numbers a step, on the device: drawn there, or on the host and brought."""
+    address, numbers = Noise(0, Purpose.ACT, 0), (T, B, 12, False, 0, NOTHING_HELD)
+    if where == "device":
+        return rows_on(torch.device(device), address, *numbers)
+    return torch.from_numpy(address.rows(*numbers)).to(device)
 
 
 def waits(call: Callable[[], Any]) -> Row:

@@ -98,7 +98,7 @@ class Preparation:
         counts = [] if self.normalizer is None else self.normalizer.counts
         if self.reward_scaler is not None:
             counts = [*counts, self.reward_scaler.moments.count]
-        return bool(counts) and bool((torch.stack(counts) == 0.0).any())  # one wait for a device
+        return _unseen(counts)
 
 
 class RunningMoments(nn.Module):
@@ -176,9 +176,19 @@ class ObsNormalizer(nn.Module):
                 m.update(x[valid].flatten(1) if rank else x[valid].unsqueeze(1))
 
     @property
+    def empty(self) -> bool:
+        """True before the first update of a normaliser that has something to normalise."""
+        return _unseen(self.counts)
+
+    @property
     def counts(self) -> list[Tensor]:
         """The number of rows seen of each leaf that is normalised."""
         return [m.count for on, m in zip(self._applies, self.moments) if on]
+
+
+def _unseen(counts: list[Tensor]) -> bool:
+    """True if some statistic has seen no row; waits for a device once."""
+    return bool(counts) and bool((torch.stack(counts) == 0.0).any())
 
 
 class RewardScaler(nn.Module):

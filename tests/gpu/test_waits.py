@@ -76,18 +76,20 @@ def test_an_update_does_not_wait(device: str, factor: float) -> None:
     sampler.shutdown()
 
 
+def told(call: Any) -> tuple[list[str], Any]:
+    """The places at which a call waits, and its result."""
+    with warnings.catch_warnings(record=True) as caught, no_waits("warn"):
+        warnings.simplefilter("always")
+        found = call()
+    return [f"{x.filename}:{x.lineno}" for x in caught if "synchro" in str(x.message)], found
+
+
 def test_a_batch_waits_a_few_times(device: str) -> None:
     sampler, policy = begun(device)
-    counts = []
-    for call in (lambda: sampler.obtain_samples(2)[0], lambda: ps.train_one_step(policy, batch, steps)):
-        with warnings.catch_warnings(record=True) as caught, no_waits("warn"):
-            warnings.simplefilter("always")
-            found = call()
-        counts.append([f"{x.filename}:{x.lineno}" for x in caught if "synchro" in str(x.message)])
-        if len(counts) == 1:
-            batch, steps = found, found.env_steps
-    assert len(counts[0]) <= 8, counts[0]
-    assert len(counts[1]) <= 6, counts[1]
+    sampling, (batch, _) = told(lambda: sampler.obtain_samples(2))
+    training, _ = told(lambda env_steps=batch.env_steps: ps.train_one_step(policy, batch, env_steps))
+    assert len(sampling) <= 8, sampling
+    assert len(training) <= 6, training
     sampler.shutdown()
 
 
