@@ -1,7 +1,7 @@
 """What a GPU gives: sampling, updates, R2D1, two learners and tensor environments, each part within a limit of seconds.
 
     python benchmarks/gpu.py sampling [--workers 14] [--B 64,128,256,512,1024] [--limit-s 420] [--write]
-    python benchmarks/gpu.py updates | r2d1 | learners | tensors [--write]
+    python benchmarks/gpu.py updates | r2d1 | learners | tensors | simulators [--write]
 
 Every part runs on `--device cpu --tiny` in seconds, which proves the script and says nothing about speed. With `--write` a
 part's table takes the place of the one of its name in results/gpu.md, with command, versions and device. When the limit
@@ -16,12 +16,14 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,12 @@ from turns import write
 
 import penstock as ps
 from penstock.core import VERSION
+from penstock.core.noise import NOTHING_HELD, Noise, Purpose
 from penstock.learn.optimizers import gradients_of
 from penstock.learn.precision import compute
 from penstock.learn.train_ops import as_tensors, samples
 from penstock.run.trainer import Trainer
+from penstock.samplers.tensors.noise import rows_on
 
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, str]
@@ -446,6 +450,63 @@ def tensors(how: How) -> Iterator[Row]:
             }
 
 
+# Part 8: PPO as simulators ask for it.
+
+SIMULATED: tuple[tuple[int, ...], int] = (512, 256, 128), 24
+"""Layers and time steps of the usual settings of robots in simulators."""
+
+
+def simulators(how: How) -> Iterator[Row]:
+    """The GPU tests; then the time of an iteration of PPO with wide layers, what noise takes of it, and its waits."""
+    if how.device.startswith("cuda") and not how.tiny:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_waits.py"],
+            cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+        yield {
+            "what": "pytest -m gpu tests/gpu/test_waits.py",
+            "slots": "-",
+            "found": f"exit {done.returncode}",
+            "said": last,
+        }
+    hidden, T = ((16, 16), 8) if how.tiny else SIMULATED
+    for B in how.slots:
+        rows = B * T // 4
+        algo = ps.PPO(epochs=5, minibatch=rows, net=ps.Net(hidden=hidden, activation="relu"))
+        for compiled in (False, True) if how.device.startswith("cuda") else (False,):
+            if how.late:
+                return
+            run = ps.RunConfig(steps=10**9, device=how.device, compile=compiled, eval_episodes=0, progress="off")
+            exp = ps.Experiment(CARTPOLE, algo, ps.SerialSampler(T, B), run, env_kwargs={"device": how.device})
+            with Trainer(exp) as trainer:
+                for _ in range(3):
+                    trainer.train()
+                took_s = 1.0 / rate_of(trainer.train, how.device, 0.2 if how.tiny else 10.0)
+                name = f"iteration{', compiled' * compiled}, ms"
+                said = f"{T * B / took_s:,.0f} steps/s"
+                yield {"what": name, "slots": f"{B:,}", "found": f"{took_s * 1e3:.1f}", "said": said}
+                if how.device.startswith("cuda") and not compiled:
+                    yield {"what": "iteration, waits", "slots": f"{B:,}", **waits(trainer.train)}
+        for where in ("device", "host"):
+            spent = 1e3 / rate_of(partial(noise, how.device, where, T, B), how.device, 0.1 if how.tiny else 1.0)
+            said = f"{T} x {B:,} x 12 numbers"
+            yield {
+                "what": f"noise of a batch by the {where}, ms",
+                "slots": f"{B:,}",
+                "found": f"{spent:.2f}",
+                "said": said,
+            }
+
+
+def noise(device: str, where: str, T: int, B: int) -> Any:
+    """The noise of a batch, 12 numbers a step, on the device: drawn there, or on the host and brought."""
+    address, numbers = Noise(0, Purpose.ACT, 0), (T, B, 12, False, 0, NOTHING_HELD)
+    if where == "device":
+        return rows_on(torch.device(device), address, *numbers)
+    return torch.from_numpy(address.rows(*numbers)).to(device)
+
+
 def waits(call: Callable[[], Any]) -> Row:
     """How often the processor waits for the device in a call, and where most: file and line."""
     with warnings.catch_warnings(record=True) as caught:
@@ -465,6 +526,7 @@ PARTS: dict[str, Callable[[How], Iterator[Row]]] = {
     "r2d1": r2d1,
     "learners": learners,
     "tensors": tensors,
+    "simulators": simulators,
 }
 
 

@@ -95,8 +95,10 @@ class Preparation:
     @property
     def empty(self) -> bool:
         """True if some statistic is wanted that has seen nothing yet."""
-        scaler_empty = self.reward_scaler is not None and float(self.reward_scaler.moments.count) == 0.0
-        return scaler_empty or (self.normalizer is not None and self.normalizer.empty)
+        counts = [] if self.normalizer is None else self.normalizer.counts
+        if self.reward_scaler is not None:
+            counts = [*counts, self.reward_scaler.moments.count]
+        return _unseen(counts)
 
 
 class RunningMoments(nn.Module):
@@ -124,7 +126,9 @@ class RunningMoments(nn.Module):
         var, mean = torch.var_mean(x, 0, correction=0)
         total = self.count + n
         delta = mean - self.mean
-        squares = (self.var * self.count if self.count > 0 else 0.0) + var * n + delta**2 * (self.count * n / total)
+        squares = (
+            torch.where(self.count > 0, self.var * self.count, 0.0) + var * n + delta**2 * (self.count * n / total)
+        )
         self.mean += delta * (n / total)
         self.var.copy_(squares / total)
         self.count.copy_(total)
@@ -174,8 +178,17 @@ class ObsNormalizer(nn.Module):
     @property
     def empty(self) -> bool:
         """True before the first update of a normaliser that has something to normalise."""
-        counts = [m.count for on, m in zip(self._applies, self.moments) if on]
-        return any(float(c) == 0.0 for c in counts)
+        return _unseen(self.counts)
+
+    @property
+    def counts(self) -> list[Tensor]:
+        """The number of rows seen of each leaf that is normalised."""
+        return [m.count for on, m in zip(self._applies, self.moments) if on]
+
+
+def _unseen(counts: list[Tensor]) -> bool:
+    """True if some statistic has seen no row; waits for a device once."""
+    return bool(counts) and bool((torch.stack(counts) == 0.0).any())
 
 
 class RewardScaler(nn.Module):

@@ -111,6 +111,14 @@ class HeldNoise(NamedTuple):
     steps: int | None = None
     """Steps that they stay for, counted over batches; None for a batch."""
 
+    def blocks(self, batch: int, T: int) -> list[int]:
+        """The number, among all draws of the run, of the one that holds in each row of a batch."""
+        return [batch if self.steps is None else (batch * T + t) // self.steps for t in range(T)]
+
+    def purpose(self, purpose: int) -> int:
+        """The purpose of the part that stays."""
+        return purpose + _HELD
+
 
 NOTHING_HELD = HeldNoise()
 
@@ -132,9 +140,8 @@ class Noise(NamedTuple):
         purpose = self.purpose + (policy << 32)
         out = uniform(self.seed, purpose, self.batch, slots, T, n - held.size)
         if held.size:
-            first = self.batch * T
-            blocks = [self.batch if held.steps is None else (first + t) // held.steps for t in range(T)]
-            drawn = {block: uniform(self.seed, purpose + _HELD, block, slots, 1, held.size) for block in set(blocks)}
+            blocks, own = held.blocks(self.batch, T), held.purpose(purpose)
+            drawn = {block: uniform(self.seed, own, block, slots, 1, held.size) for block in set(blocks)}
             out = np.concatenate([np.concatenate([drawn[block] for block in blocks]), out], -1)
         if ranks:
             ranks_B = np.arange(self.first_slot, self.first_slot + B, dtype=np.float32)
@@ -181,6 +188,11 @@ class EpisodeSeeds:
 def derived_seed(seed: int, purpose: Purpose) -> int:
     """A 63-bit seed for a library that wants one number, such as `torch.manual_seed`."""
     return _hash(seed, int(purpose), 0) >> 1
+
+
+def stream_seed(seed: int, purpose: int, batch: int, first_slot: int) -> int:
+    """A 63-bit seed for a generator that is not numpy's: of the noise of one batch, from `first_slot` on."""
+    return _hash(seed, purpose, batch, first_slot) >> 1
 
 
 def policy_seed(seed: int, number: int) -> int:

@@ -34,6 +34,44 @@ class Gradients(NamedTuple):
     """The loss, a scalar without gradient."""
 
 
+Number: TypeAlias = "float | Tensor"
+"""A number of Python, or a scalar on a device that nobody has waited for."""
+
+
+class Norms(NamedTuple):
+    """The norms of an update's gradients; on the CPU they are known, on another device nothing has waited for them."""
+
+    of: dict[str, Number]
+    """The norm of each group before clipping."""
+    numbers: list[Number]
+    """For each total the loss and the norms of its groups. One of inf or nan: no step must be taken."""
+
+    @property
+    def refused(self) -> bool | Tensor:
+        """True where no step must be taken; a bool scalar on a device."""
+        if isinstance(self.numbers[0], Tensor):
+            return torch.stack([x for x in self.numbers if isinstance(x, Tensor)]).isfinite().all().logical_not()
+        return first_wrong(self.numbers) is not None
+
+
+def first_wrong(numbers: Iterable[Any]) -> float | None:
+    """The first that is not finite."""
+    return next((x for x in numbers if not math.isfinite(x)), None)
+
+
+def read(numbers: Iterable[Any]) -> list[float]:
+    """Numbers as Python's, with one wait for a device."""
+    numbers = list(numbers)
+    away = [wide(x.detach()).reshape(()) for x in numbers if isinstance(x, Tensor) and not x.is_cpu]
+    found = iter(torch.stack(away).tolist() if away else ())
+    return [next(found) if isinstance(x, Tensor) and not x.is_cpu else float(x) for x in numbers]
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float64, where the device has it."""
+    return x.float() if x.device.type == "mps" else x.double()  # Apple's devices have no float64
+
+
 Reduce: TypeAlias = Callable[[dict[str, Gradients]], dict[str, Gradients]]
 _BACKWARD: Any = torch.autograd.Variable._execution_engine.run_backward  # pyright: ignore
 """(outputs, gradients, retain_graph, create_graph, inputs, allow_unused, accumulate_grad) -> gradients: the function
@@ -194,7 +232,7 @@ def set_gradients(
     max_grad_norm: float | None,
     reduce: Reduce | None = None,
     group_of: Mapping[int, str] = MappingProxyType({}),
-) -> dict[str, float]:
+) -> Norms:
     """Sets `.grad` of every optimizer's parameters, scaled so that the norm of each group is at most the limit.
 
     Frozen parameters (`requires_grad_(False)`) get no gradient, so no optimizer changes them.
@@ -203,24 +241,25 @@ def set_gradients(
         reduce: turns this learner's gradients into those of all learners, before the norm; None for one learner.
         group_of: the norm group of a parameter, by its id; the other parameters of an optimizer are one group, which
             has the optimizer's name.
-
-    Returns:
-        The norm of each group before clipping. One of inf or nan (of a loss or a gradient): no step must be taken.
     """
     found = gradients_of(loss, optimizers)
     if reduce is not None:
         found = reduce(found)
-    norms: dict[str, float] = {}
+    norms = Norms({}, [])
     for name, (parameters, gradients, total) in found.items():
         present = [g for g in gradients if g is not None]
         members: dict[str, list[int]] = {}
         for i, p in enumerate(p for p, g in zip(parameters, gradients) if g is not None):
             members.setdefault(group_of.get(id(p), name), []).append(i)
         *found_norms, value = _norms_of(present, members.values(), total)
-        norms.update(zip(members, found_norms))
-        if not all(map(math.isfinite, (*found_norms, value))):
-            return norms if math.isfinite(value) else {name: value}
-        if max_grad_norm is not None and max(found_norms) > max_grad_norm:
+        norms.of.update(zip(members, found_norms))
+        norms.numbers.extend((value, *found_norms))
+        if not total.is_cpu:
+            if max_grad_norm is not None:
+                present = _clipped(present, members.values(), found_norms, max_grad_norm)
+        elif first_wrong((value, *found_norms)) is not None:
+            return norms
+        elif max_grad_norm is not None and max(found_norms) > max_grad_norm:
             scales = [1.0] * len(present)
             for group, norm in zip(members.values(), found_norms):
                 for i in group if norm > max_grad_norm else ():
@@ -235,14 +274,29 @@ def set_gradients(
     return norms
 
 
-def _norms_of(gradients: list[Tensor], groups: Iterable[Sequence[int]], total: Tensor) -> list[float]:
+def _clipped(
+    gradients: list[Tensor], groups: Iterable[Sequence[int]], norms: Sequence[Any], limit: float
+) -> list[Tensor]:
+    """The gradients scaled as on the CPU, whose float64 quotient it is too, without a wait for the norms."""
+    out = list(gradients)
+    for group, norm in zip(groups, norms):
+        held = [gradients[i] for i in group]
+        scale = torch.where(norm > limit, limit / norm, 1.0).to(held[0].dtype)
+        scaled = torch._foreach_mul(held, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        for i, x in zip(group, scaled):
+            out[i] = x
+    return out
+
+
+def _norms_of(gradients: list[Tensor], groups: Iterable[Sequence[int]], total: Tensor) -> list[Any]:
     """The norm of each group of gradients, given by their numbers, and the loss last."""
     if updates.takes(gradients):
         squares = updates.squares(gradients)
         return [*(math.sqrt(sum(squares[i] for i in group)) for group in groups), total.item()]
     parts = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     whole = [torch.linalg.vector_norm(torch.stack([parts[i] for i in group])) for group in groups]
-    return torch.stack([*whole, total.reshape(())]).tolist()  # one wait for a device
+    found = torch.stack([*whole, total.reshape(())])
+    return found.tolist() if total.is_cpu else list(wide(found))
 
 
 def gradients_of(loss: Loss, optimizers: Optimizers) -> dict[str, Gradients]:
@@ -312,9 +366,30 @@ def _held(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def measured(norms: Mapping[str, float], sizes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def take_step(optimizer: Optimizer, refused: bool | Tensor) -> None:
+    """Steps an optimizer, unless `refused`, which leaves parameters and the optimizer's state as they are.
+
+    A flag on a device goes to the optimizer by the attribute `found_inf`, as `torch.amp.GradScaler` tells it to those
+    that have `_step_supports_amp_scaling`: ours, and torch's with `fused=True`. For any other the flag is read, which
+    waits for the device in each update.
+    """
+    if isinstance(refused, Tensor) and getattr(optimizer, "_step_supports_amp_scaling", False):
+        told: Any = optimizer
+        told.grad_scale, told.found_inf = None, refused.float()
+        try:
+            optimizer.step()
+        finally:
+            told.found_inf = None
+    elif not refused:
+        optimizer.step()
+
+
+def measured(norms: Mapping[str, Number], sizes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Metrics `grad_norm` and `step_rms`, each with the name of its norm group or optimizer but for "all"."""
-    found = {f"grad_norm_{name}": torch.tensor(norm) for name, norm in norms.items()}
+    found = {
+        f"grad_norm_{name}": norm.float() if isinstance(norm, Tensor) else torch.tensor(norm)
+        for name, norm in norms.items()
+    }
     found |= {f"step_rms_{name}": size for name, size in sizes.items()}
     return {key.removesuffix("_all"): x for key, x in found.items()}
 
@@ -335,6 +410,10 @@ class Adam:
     For a unit that no row activates, the running means of gradients shrink by beta1 a step until they are subnormal
     numbers, on which a processor is up to a hundred times slower. So they are flushed to 0.
     """
+
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+    """A scalar on the parameters' device: 1 where the next step must not be taken; see `take_step`."""
 
     def __init__(
         self,
@@ -387,11 +466,12 @@ class Adam:
         held = [i for i, p in enumerate(params) if p.grad is not None]
         if not held:
             return
+        taken = 1.0 if self.found_inf is None else 1.0 - self.found_inf
         if len(held) == len(self._count):
-            self._count.add_(1.0)
+            self._count.add_(taken)
         else:
             params, averages, squares, steps = ([x[i] for i in held] for x in (params, averages, squares, steps))
-            torch._foreach_add_(steps, 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            torch._foreach_add_(steps, taken)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         gradients = _gradients(params)
         if updates.takes(params):  # and with them gradients and moments
             counts = self._count if len(held) == len(self._count) else torch.stack(steps)
@@ -414,7 +494,7 @@ class Adam:
                 eps=group["eps"],
                 maximize=False,
                 grad_scale=None,
-                found_inf=None,
+                found_inf=self.found_inf,
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -447,19 +527,36 @@ class Adam:
 class RMSprop(torch.optim.RMSprop):
     """torch's, without momentum and not centred, whose steps the native kernel takes where it can."""
 
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        for p in (p for _, held in groups for p in held):
+            if not self.state[p]:
+                zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
+                self.state[p] = {"step": torch.zeros((), device=p.device), "square_avg": zeros}
+        if self.found_inf is not None:
+            self._step_unless(self.found_inf > 0.0, [p for _, held in groups for p in held])
+            return
         if not all(updates.takes(held) for _, held in groups):
             return super().step()
         for group, held in groups:
             for p in held:
-                if not self.state[p]:
-                    zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
-                    self.state[p] = {"step": torch.zeros(()), "square_avg": zeros}
                 self.state[p]["step"] += 1.0
             own = {key: group[key] for key in ("lr", "alpha", "eps", "weight_decay")}
             updates.rmsprop(held, _gradients(held), [self.state[p]["square_avg"] for p in held], **own)
+
+    def _step_unless(self, refused: Tensor, held: list[Tensor]) -> None:
+        """torch's step, taken back where `refused`: its kernels know no flag."""
+        for p in held:  # a loaded count lies on the host
+            self.state[p]["step"] = self.state[p]["step"].to(p.device)
+        changed = [x for p in held for x in (p, self.state[p]["square_avg"], self.state[p]["step"])]
+        before = [x.clone() for x in changed]
+        super().step()
+        for x, old in zip(changed, before):
+            x.copy_(torch.where(refused, old, x))
 
 
 @contextlib.contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,18 @@ from penstock.learn.generator import OwnGenerator
 from penstock.learn.optimizers import (
     Adam,
     NormGroups,
+    Norms,
     check_newcomers,
     check_optimizers,
     copies,
+    first_wrong,
     held_by_none,
     judged,
     measured,
+    read,
     set_gradients,
     sizes_of,
+    take_step,
 )
 from penstock.learn.policy_file import save_policy
 from penstock.learn.predict import predict
@@ -55,6 +58,8 @@ from penstock.native.library import VARIABLE, kernel
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
+_UNREAD = 256
+"""Updates on a device whose flags may wait to be read: batches have fewer; a loop of your own may call nothing else."""
 _MEASURED_EVERY = 16
 """Gradient steps between measurements of the update's size, which copy the parameters."""
 _EVER = 1 << 62
@@ -154,6 +159,10 @@ class Policy:
         self.stale_rows = 0
         """Rows left out because they were older than `settings.max_lag`."""
         self._skips_in_a_row = self._predictions = 0
+        self._unread: list[tuple[Norms, Any]] = []
+        """Updates on a device since `settle`, each with its metrics."""
+        self._refused: list[Any] = []
+        """The metrics of those that `settle` has found not taken and not yet returned."""
         self._groups = NormGroups()
         self.counts_rows = False  # minibatches are sized by valid rows, see `Policies.min_rows`
         self.told_of_rates = False  # warned of a step size changed in `param_groups`
@@ -379,6 +388,9 @@ class Policy:
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless the loss has `stop`; the loss, None if skipped.
 
+        On a GPU nothing waits to know whether it is skipped: `settle`, which every train operation calls once a batch,
+        counts it and raises the error, and the loss is returned. A skipped step changes no parameter and no optimizer.
+
         With several learners `minibatch` is this one's share, and the returned loss has the metrics of the full
         minibatch.
 
@@ -414,30 +426,67 @@ class Policy:
             norms = set_gradients(loss, self.optimizers, self.max_grad_norm, reduction, groups)
             if (loss := judged(reduction.loss)).stop:
                 return loss
-        if wrong := [norm for norm in norms.values() if not math.isfinite(norm)]:
-            self.skipped += 1
-            self._skips_in_a_row += 1
-            if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
-                raise NonFiniteError(
-                    f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong[0]}); the last that "
-                    f"counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
-                )
+        refused = norms.refused
+        if not isinstance(refused, Tensor) and self._skips(norms.numbers):
             return None
-        self._skips_in_a_row = 0
         stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else self.optimizers)}
         before = {} if self.updates % _MEASURED_EVERY else copies(stepped)
         if self.rate is not None:
             self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]))
             self._set_kl_rate()
         for optimizer in stepped.values():
-            optimizer.step()
+            take_step(optimizer, refused)
         if isinstance(loss.metrics, Mapping):
-            loss = loss._replace(metrics={**loss.metrics, **measured(norms, sizes_of(before, stepped))})
+            loss = loss._replace(metrics={**loss.metrics, **measured(norms.of, sizes_of(before, stepped))})
         self.updates += 1
+        if isinstance(refused, Tensor):
+            self._unread.append((norms, loss.metrics))
+            if len(self._unread) >= _UNREAD:
+                self.count_skipped()
         if not (alone or self._compared):
             check_alike(self.comm, self.agent)
             self._compared = True
         return loss
+
+    def settle(self, others: Iterable[Any] = ()) -> tuple[list[Any], list[float]]:
+        """Counts the updates on a device that were not finite, and so not taken, by one wait for the device.
+
+        Returns:
+            the metrics of these updates, and `others`, scalars that are read in the same wait.
+
+        Raises:
+            NonFiniteError: as `learn_on_batch`.
+        """
+        unread, self._unread = self._unread, []
+        refused, self._refused = self._refused, []
+        found = iter(read([*(x for norms, _ in unread for x in norms.numbers), *others]))
+        self.updates -= len(unread)
+        for norms, metrics in unread:
+            if self._skips([next(found) for _ in norms.numbers]):
+                refused.append(metrics)
+            else:
+                self.updates += 1
+        return refused, list(found)
+
+    def count_skipped(self) -> int:
+        """Counts the updates that were not taken up to now, all of them; waits for a device. Raises as `settle`."""
+        self._refused = self.settle()[0]
+        return self.skipped
+
+    def _skips(self, numbers: Sequence[Any]) -> bool:
+        """Counts an update, by its loss and norms, as taken or skipped. Raises NonFiniteError at the tenth in a row."""
+        wrong = first_wrong(numbers)
+        if wrong is None:
+            self._skips_in_a_row = 0
+            return False
+        self.skipped += 1
+        self._skips_in_a_row += 1
+        if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
+            raise NonFiniteError(
+                f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong}); the last that "
+                f"counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
+            )
+        return True
 
     def join(self, comm: Comm) -> None:
         """Trains with other ranks from now on: each with its slots, all with equal parameters (checked).
@@ -552,6 +601,7 @@ class Policy:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimizers and counters: plain Python and tensors."""
+        self.count_skipped()
         return {
             "agent": self.agent.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
@@ -578,6 +628,7 @@ class Policy:
             seen = f"a policy's state has {', '.join(list(state)[:5]) or 'nothing'} and no {' and no '.join(missing)}"
             raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
         self.load_parameters(state["agent"])
+        self._unread, self._refused = [], []
         for name, optimizer in self.optimizers.items():
             kept = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
             optimizer.load_state_dict(state["optimizers"][name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.given import check_given
+from penstock.learn.optimizers import read, wide
 from penstock.learn.policy import Policy, as_tensors
 from penstock.learn.policy_set import AnyPolicy, PolicySet
-from penstock.learn.rows.minibatch import minibatches
+from penstock.learn.rows.minibatch import minibatches, to_device
 from penstock.replay.replay import SampledUnits
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def training_step(policy: AnyPolicy, sampler: Sampler, itr: int) -> TrainingStep
     batch, episodes = sampler.obtain_samples(itr)
     sampled = time.perf_counter()
     env_steps = batch.env_steps
-    metrics = train_one_step(policy, batch)
+    metrics = train_one_step(policy, batch, env_steps)
     return TrainingStep(metrics, episodes, env_steps, sampled - started, time.perf_counter() - sampled)
 
 
@@ -73,6 +74,8 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
         return _train_each(policy, batch)
     if policy.replay_schedule is not None:
         return train_on_replay(policy, batch, env_steps)
+    if env_steps is None:
+        env_steps = batch.env_steps
     tensors = as_tensors(batch, policy.device)
     _look_at_images(policy, tensors)
     results: ResultDict = {}
@@ -89,12 +92,12 @@ def train_one_step(policy: AnyPolicy, batch: AnyBatch, env_steps: int | None = N
                 if loss.stop:
                     results = {"train/stopped_after": len(steps) - 1.0}
                     break
-        results |= averaged(steps) | averaged(
-            [data.metrics or {}] if batch.env_steps or policy.partition is not None else []
-        )
+        # Counting arrays costs nothing; a count of tensors waits for the device, and there is no empty policy's batch.
+        holds = batch.env_steps if isinstance(batch.valid, np.ndarray) else env_steps
+        results |= _read(policy, steps, [data.metrics or {}] if holds or policy.partition is not None else [])
     policy.observe(tensors)
     policy.version += 1
-    return _counted(policy, results, batch.env_steps if env_steps is None else env_steps)
+    return _counted(policy, results, env_steps)
 
 
 def _train_each(policies: PolicySet, batch: AnyBatch) -> ResultDict:
@@ -184,11 +187,14 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
             x = policy.postprocess(TrainBatch(x.inputs, {**x.rows, "update": policy.updates}, x.valid, x.state))
         if policy.renews_noise and getattr(policy.settings, "double", False):
             agent.renew_noise(rng)  # the target's actions were chosen with other noise than is learned with
+        skipped = policy.skipped
         loss = policy.learn_on_batch(x)
         schedule.trained += 1
         if loss is None:
             continue
-        if loss.priorities is not None:
+        if loss.priorities is not None and replay.settings.index == "prioritized":
+            if policy.count_skipped() > skipped:  # the priorities are waited for anyway
+                continue
             replay.update_priorities(drawing, loss.priorities.cpu().numpy())
         if schedule.after_update is not None and not loss.stop:
             schedule.after_update(agent, policy.settings, policy.updates)
@@ -197,7 +203,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
     if policy.renews_noise:
         agent.renew_noise(rng)  # the next batch is collected with it
     policy.move_schedules(policy.progress)
-    results = averaged(steps) | schedule.metrics()
+    results = _read(policy, steps) | schedule.metrics()
     return _counted(policy, results, batch.env_steps if env_steps is None else env_steps)
 
 
@@ -264,21 +270,16 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
     """`count` samples of a policy's replay as tensors on its device, each with its drawing; see `Replay.samples`."""
     schedule, device = policy.replay_schedule, policy.device
     assert schedule is not None
-    elsewhere = device.type != "cpu"
     if not count:
         return iter(())
-
-    def moved(x: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(x).pin_memory().to(device, non_blocking=True)
-
     return schedule.replay.samples(
         count,
         schedule.batch_size,
         rng,
         policy.progress,
         noise_size=schedule.noise_size,
-        prefetch=count > 1 and schedule.reads_ahead(to_gpu=elsewhere),
-        ready=functools.partial(_mapped, moved if elsewhere else torch.from_numpy),
+        prefetch=count > 1 and schedule.reads_ahead(to_gpu=device.type != "cpu"),
+        ready=functools.partial(_mapped, functools.partial(to_device, device=device)),
     )
 
 
@@ -294,8 +295,22 @@ def _mapped(fn: Callable[[Any], Any], x: TrainBatch) -> TrainBatch:
     return TrainBatch(mapped(x.inputs), rows, mapped(x.valid), mapped(x.state))
 
 
-def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
-    """The mean of each metric over the gradient steps that report it, as `train/NAME`."""
+def _read(policy: Policy, steps: list[Mapping[str, Tensor]], more: Sequence[Mapping[str, Tensor]] = ()) -> ResultDict:
+    """The mean of each metric over the gradient steps that were taken and report it, as `train/NAME`, and `more`.
+
+    With the flags of these steps, all are read by one wait for the device; by a second where some was not taken.
+    """
+    means = averaged(steps) | averaged(more)
+    refused, found = policy.settle(means.values())
+    if refused:
+        left_out = set(map(id, refused))
+        means = averaged([x for x in steps if id(x) not in left_out]) | averaged(more)
+        found = read(means.values())
+    return dict(zip(means, found))
+
+
+def averaged(steps: Iterable[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """The mean of each metric over the gradient steps that report it, as `train/NAME`, on its device."""
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     for metrics in steps:
@@ -310,7 +325,12 @@ def averaged(steps: Iterable[Mapping[str, Tensor]]) -> ResultDict:
                 )
             sums[name] = sums[name] + value if name in sums else value
             counts[name] = counts.get(name, 0) + 1
-    return {f"train/{name}": float(total) / counts[name] for name, total in sums.items()}
+    return {f"train/{name}": _mean(total, counts[name]) for name, total in sums.items()}
+
+
+def _mean(total: Any, count: int) -> Any:
+    """In float64, which no float32 sum overflows; of a tensor elsewhere without a wait."""
+    return float(total) / count if not isinstance(total, Tensor) or total.is_cpu else wide(total) / count
 
 
 def _tell_of_rates(policy: Policy, changed: Mapping[str, tuple[float, float]]) -> None:

@@ -47,11 +47,21 @@ def normalized(advantage: Tensor, valid: Tensor) -> Tensor:
     """Advantages of a whole batch shifted and scaled to mean 0 and standard deviation 1 over its valid rows."""
     if advantage.shape != valid.shape:
         raise shape_error("normalized", "equal shapes", advantage=advantage, valid=valid)
+    if not advantage.is_cpu:
+        count, mean, variance = _moments(advantage, valid)
+        return torch.where(count < 2, advantage, (advantage - mean) / (variance.sqrt() + 1e-8))
     chosen = advantage[valid]
     if chosen.numel() < 2:
         return advantage
     std, mean = torch.std_mean(chosen)
     return (advantage - mean) / (std + 1e-8)
+
+
+def _moments(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and unbiased variance over valid rows: on a device to take these rows out waits for their number."""
+    count = valid.sum()
+    mean = torch.where(valid, x, 0.0).sum() / count
+    return count, mean, torch.where(valid, x - mean, 0.0).square().sum() / (count - 1)
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -77,6 +87,9 @@ def explained_variance(value: Tensor, return_: Tensor, valid: Tensor) -> Tensor:
     """1 - Var[return - value] / Var[return] over valid rows: 1 is perfect, 0 is no better than a constant."""
     if not value.shape == return_.shape == valid.shape:
         raise shape_error("explained_variance", "equal shapes", value=value, return_=return_, valid=valid)
+    if not value.is_cpu:
+        (count, _, variance), (*_, rest) = _moments(return_, valid), _moments(return_ - value, valid)
+        return torch.where((count > 1) & (variance > 0), 1.0 - rest / variance, torch.nan)
     value, return_ = value[valid], return_[valid]
     if return_.numel() < 2:
         return torch.full((), torch.nan)

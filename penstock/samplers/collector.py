@@ -17,6 +17,7 @@ from penstock.core.batch import Inputs, SampleBatch, padded_rows
 from penstock.core.noise import HeldNoise, Noise, Purpose
 from penstock.core.tree import Tree, is_leaf, tree_leaves, tree_map, tree_structure, tree_unflatten
 from penstock.envs.pools.pool import BatchColumns, Group, Ints
+from penstock.samplers.tensors.noise import rows_on
 from penstock.samplers.tensors.views import TensorViews
 
 
@@ -321,15 +322,19 @@ def one_torch_thread() -> Generator[None, None, None]:
 
 def _uniforms(
     pool: LoopPool, noise: Noise | None, policy: int, of: tuple[LoopAgent, SampleBatch]
-) -> npt.NDArray[np.float32] | None:
-    """[T, B, noise_size] of one policy; None where it acts deterministically."""
+) -> npt.NDArray[np.float32] | Tensor | None:
+    """[T, B, noise_size] of one policy, where its batch is; None where it acts deterministically."""
     agent, batch = of
     if noise is None or (noise.purpose == Purpose.EVALUATE_GREEDILY and not agent.evaluates_with_noise):
         return None
     if noise.first_slot:  # an environment's number, as all addresses of samplers are
         noise = noise._replace(first_slot=noise.first_slot * pool.seats[policy])
     T, B = batch.spec
-    return noise.rows(T, B, agent.noise_size, agent.env_ranks, policy, agent.held_noise)
+    how = T, B, agent.noise_size, agent.env_ranks, policy, agent.held_noise
+    # numpy's on the CPU, where torch's generator takes only 32 bits of a seed; on a device it would be a copy to wait for.
+    if isinstance(batch.valid, Tensor) and not batch.valid.is_cpu:
+        return rows_on(batch.valid.device, noise, *how)
+    return noise.rows(*how)
 
 
 Collect: TypeAlias = Callable[

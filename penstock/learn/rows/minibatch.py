@@ -44,26 +44,31 @@ def minibatches(
     if partition is not None:
         yield from shares(data, size, rng, epochs, partition, by_rows)
         return
-    T, B = data.valid.shape
-    amount = int(data.valid.sum()) if by_rows else T * B
+    (T, B), device = data.valid.shape, data.valid.device
     if data.state is not None:
-        parts = _part_count(amount, size, B) if data.valid.any() else 0
+        count = int(data.valid.sum())
+        parts = _part_count(count if by_rows else T * B, size, B) if count else 0
         for _ in range(epochs if parts else 0):
             order = np.arange(B) if size is None else rng.permutation(B)
-            for part in np.array_split(order, parts):
-                yield _columns(data, torch.from_numpy(part).to(data.valid.device))
+            for part in to_device(order, device).tensor_split(parts):
+                yield _columns(data, part)
         return
     flat = valid_rows(data)
-    count = int(data.valid.sum())
+    count = len(tree_leaves(flat)[0])  # known since the rows were taken: to count `valid` would wait for a device
     if size is None:
         yield from [flat] * (epochs if count else 0)
         return
-    parts = min(_part_count(amount, size, T * B), count)
+    parts = min(_part_count(count if by_rows else T * B, size, T * B), count)
     leaves, structure = tree_leaves(flat), tree_structure(flat)
     for _ in range(epochs if count else 0):
-        order = torch.from_numpy(rng.permutation(count)).to(data.valid.device)
-        for part in order.tensor_split(parts):
+        for part in to_device(rng.permutation(count), device).tensor_split(parts):
             yield tree_unflatten(structure, [x.index_select(0, part) for x in leaves])
+
+
+def to_device(x: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """The array as a tensor: the same memory on the CPU; elsewhere a copy that nothing waits for."""
+    held = torch.from_numpy(x)
+    return held if device.type == "cpu" else held.pin_memory().to(device, non_blocking=True)
 
 
 def shares(

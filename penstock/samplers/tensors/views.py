@@ -80,15 +80,14 @@ class TensorViews:
         """The leaves of an answer of the agent, in the order of `outputs`."""
         return [action, *[info[key] for key in self._keys]] if self._flat else tree_leaves((action, info))
 
-    def noise(self, noise: np.ndarray[Any, Any] | None, slots: slice) -> list[Tensor] | list[None]:
-        """[padded, noise_size] for every row, brought to the device at once."""
+    def noise(self, noise: Tensor | np.ndarray[Any, Any] | None, slots: slice) -> list[Tensor] | list[None]:
+        """[padded, noise_size] for every row."""
         if noise is None:
             return [None] * len(self._inputs)
-        rows = noise[:, slots]
+        rows = torch.as_tensor(noise)[:, slots]
         if not self.direct:
-            rows = np.full((len(noise), self.padded, noise.shape[2]), 0.5, np.float32)
-            rows[:, : self.n] = noise[:, slots]
-        return list(torch.from_numpy(np.ascontiguousarray(rows)).to(self.device).unbind(0))
+            rows = torch.cat([rows, rows.new_full((len(rows), self.padded - self.n, rows.shape[2]), 0.5)], 1)
+        return list(rows.unbind(0))
 
 
 def _wide(mask: Tensor, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.run.recording import record
+from penstock.samplers import collector
 from penstock.samplers.collector import collect, views_of
 from penstock.samplers.runners.runner import Runner
 from penstock.samplers.runners.share import SamplerShare
@@ -147,6 +148,8 @@ def test_the_loop_needs_no_values_and_mixes_no_devices(monkeypatch: pytest.Monke
     T, B = 8, 6
     pool = TensorPool(EnvConfig(Nowhere), 0, B)
     monkeypatch.setattr(pool, "_check", lambda out: None)  # which waits, once a batch
+    halves = torch.full((T, B, 1), 0.5, device="meta")
+    monkeypatch.setattr(collector, "rows_on", lambda device, *address: halves)  # there is no generator
     net = ps.Net(recurrent="gru", recurrent_size=8, normalize_obs=True)
     agent = ps.PPO(net=net).build(pool.spec, 0).agent
     info, state = examples(agent, pool.spec)
@@ -155,7 +158,7 @@ def test_the_loop_needs_no_values_and_mixes_no_devices(monkeypatch: pytest.Monke
     views, states = views_of(pool, [agent], batches), [agent.initial_state(8)]
     for itr in range(2):
         collect(pool, [agent], batches, views, states, Noise(0, Purpose.ACT, itr))
-    shown = [*views[0].noise(np.full((T, B, 1), 0.5, np.float32), slice(0, B)), *views[0].input(0)]
+    shown = [*views[0].noise(halves, slice(0, B)), *views[0].input(0)]
     assert {x.device.type for x in tree_leaves((batches, states, shown))} == {"meta"}
     assert pool._tick == 2 * T
 
