@@ -173,8 +173,11 @@ class TensorPool(EnvPool):
             if self._env is None:
                 self._take(self._made())
             lent = self._env
-        elif B == self._B and not self._used:
+        elif not self._used:
             lent, self._env = self._env, None
+            if B != self._B and lent is not None:  # training makes another when it begins
+                close_env(lent, self._config.name)
+                lent = None
         return TensorPool(
             self._config,
             self._seed,
