@@ -120,6 +120,8 @@ class EnvConfig:
     """Passed to every `reset(options=...)`, in evaluations too; plain data, which is stored with the run."""
     evaluation: EnvConfig | None = None
     """Environment of a sampler's evaluations, with the same spaces and policies; a run fills it in. None: this one."""
+    eval_in_training: bool = False
+    """Evaluations play in the training environments, which all reset afterwards; a run fills it in."""
 
     def __post_init__(self) -> None:
         refuse_made(self.env)

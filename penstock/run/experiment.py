@@ -79,6 +79,9 @@ class RunConfig:
     """
     eval_slots: Count = 16
     """Largest number of environments side by side in an evaluation; each plays its share of the episodes."""
+    eval_in: Literal["own", "training"] = "own"
+    """Where evaluations play: in environments of their own, or (`training`) in those of training, one episode of each
+    slot, after which all reset: for simulators of which a process holds one."""
     eval_workers: Whole = 0
     """Processes that play the evaluations between start and end beside training, which goes on meanwhile; 0: training
     waits for each.
@@ -127,6 +130,11 @@ class RunConfig:
             raise ConfigError(
                 f"run.eval_workers={self.eval_workers} with eval_interval=0, which evaluates at the end only; set "
                 f"eval_interval, e.g. {max(self.steps // 20, 1)}"
+            )
+        if self.eval_workers and self.eval_in == "training":
+            raise ConfigError(
+                f"run.eval_in='training' with eval_workers={self.eval_workers}, whose processes have environments of "
+                "their own; leave one of them out"
             )
         if self.eval_exploitability and not self.eval_episodes:
             raise ConfigError("run.eval_exploitability with eval_episodes=0; set eval_episodes, usually 20")
@@ -220,6 +228,8 @@ class Experiment:
             own = getattr(self, name)
             if isinstance(own, EnvConfig) and own.evaluation is not None:
                 raise ConfigError(f"{name} is an EnvConfig with evaluation=...; give that as the experiment's eval_env")
+        if self.run.eval_in == "training" and (self.eval_env is not None or self.eval_env_kwargs):
+            raise ConfigError("run.eval_in='training' with an eval_env or eval_env_kwargs; leave one of them out")
         if isinstance(self.eval_env, EnvConfig) and self.eval_env_kwargs:
             raise ConfigError("eval_env is an EnvConfig and eval_env_kwargs are given; put them into it")
 
@@ -229,8 +239,9 @@ class Experiment:
     @property
     def env_config(self) -> EnvConfig:
         """The settings that make the environments; a simulator's are on the run's device unless they name another."""
+        there = self.run.eval_in == "training"
         if isinstance(self.env, EnvConfig):
-            return self.env
+            return replace(self.env, eval_in_training=True) if there else self.env
         return EnvConfig(
             self.env,
             self._env_kwargs(self.env, self.env_kwargs),
@@ -243,6 +254,7 @@ class Experiment:
             self.env_mask,
             state=self.env_state,
             options=self.env_options,
+            eval_in_training=there,
         )
 
     @property

@@ -66,6 +66,12 @@ class LiveSampler(Evaluates):
         self._device = pool.device
         self._discount = DISCOUNT if discount is None else discount
         self._server, self._memory_fd, self._first_slot = server, memory_fd, share.first_slot
+        if config.eval_in_training and pool.device is None:
+            pool.close()
+            raise ConfigError(
+                f"run.eval_in='training' with {config.name}, whose evaluations have environments of their own; expected "
+                "a simulator that answers with tensors: leave it out"
+            )
         self._collect = loop() if server is None else server.serve
         seating = config.seated(self.spec)
         self.specs: Mapping[str, EnvSpec] = seating.by_id
@@ -194,6 +200,9 @@ class LiveSampler(Evaluates):
         """Plays an evaluation; restarts it if a worker or runner is lost, to play the same episodes."""
         while (episodes := self._evaluated(asked)) is None:
             pass  # repeated losses use up the budget of replacements
+        if self._config.eval_in_training:  # whose episodes the evaluation has cut
+            self._started().set_states(None)
+            self.pool.set_state(self.pool.get_state(), self._filled, [])
         return episodes
 
     def _evaluated(self, asked: Evaluation) -> Episodes | None:

@@ -35,7 +35,8 @@ class SerialSampler(SamplerSettings):
     reset: Reset = "next_step"
     """When a finished slot resets: in the next row, or (`batch_end`) in row 0 of the next batch, idling until then."""
     max_decorrelation_steps: Whole = 0
-    """Each slot takes 1 to this many random steps before the first batch, so that episodes are not synchronised."""
+    """Each slot takes 1 to this many random steps before the first batch, so that episodes are not synchronised. Slots
+    of a simulator begin at an age of as many instead, as far as its time limit is concerned."""
     discount: Unit | None = None
     """Discount of the logged discounted episode return, not of targets. None: the algorithm's, or 0.99 without one."""
     journal_steps: Whole = 100_000
@@ -67,7 +68,9 @@ class SerialSampler(SamplerSettings):
         config = as_env_config(env)
         journal_steps = self.journal_steps
         activity = None if shared is None else shared.activity
-        pool: EnvPool | None = batched_pool(config, seed, self.B, share.first_slot, activity)
+        pool: EnvPool | None = batched_pool(
+            config, seed, self.B, share.first_slot, activity, self.max_decorrelation_steps
+        )
         if pool is not None:
             try:
                 self._require_plain(pool, config, shared)
@@ -100,7 +103,7 @@ class SerialSampler(SamplerSettings):
 
     def _require_plain(self, pool: EnvPool, config: EnvConfig, shared: WatchedMemory | None) -> None:
         """Raises ConfigError for settings that mean nothing to a batched environment."""
-        require_next_step(self)
+        require_next_step(self if pool.device is None else replace(self, max_decorrelation_steps=0))
         if pool.device is not None and shared is not None and shared.memory_fd is not None:
             raise ConfigError(
                 f"{config.name} answers with tensors on {pool.device}, which no other process can see; use the "

@@ -24,6 +24,7 @@ from penstock.envs.pools.native import resized
 from penstock.envs.pools.pool import EnvPool, Group, OpenEpisode, PoolState, row_views
 from penstock.envs.shutdown import close_env
 from penstock.tensor_envs.answers import FINAL, Answers, not_finite
+from penstock.tensor_envs.logs import EnvLog
 
 _PAGE = "docs/devices.md"
 
@@ -51,9 +52,10 @@ class TensorPool(EnvPool):
     Args:
         first_slot: number of the first slot among those of all samplers of the run.
         env: an unused instance of B environments, if one has been made.
+        max_age: where all slots are reset, their episodes begin at random ages of 1 to this many steps.
 
     Raises:
-        ConfigError: the environment does not fit.
+        ConfigError: the environment does not fit, or there is a `max_age` and it has no `set_ages`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TensorPool(EnvPool):
         evaluation: bool = False,
         training_slots: int | None = None,
         env: Any = None,
+        max_age: int = 0,
     ) -> None:
         self.groups = (Group(0, slice(0, B)),)
         self.info_keys = config.all_info_keys
@@ -75,7 +78,7 @@ class TensorPool(EnvPool):
         self._env: Any = None
         self._rows: list[_Row] = []
         self._views: dict[int, tuple[SampleBatch, list[_Row]]] = {}
-        self._tick = 0
+        self._tick, self._max_age, self._log = 0, max_age, EnvLog()
         self.restart(seed)
         self._used = False
         self._take(self._made() if env is None else env)
@@ -98,6 +101,7 @@ class TensorPool(EnvPool):
         if known is not out:
             self._rows = [_Row(out, t) for t in range(out.spec.T)]
             self._views[id(out)] = out, self._rows
+        self._log.clear()
         previous, self._out = self._out, out
         if previous is None:
             self._open(out)
@@ -130,6 +134,8 @@ class TensorPool(EnvPool):
         for key, column in out.columns.items():
             if key in info:
                 self._record(key, column, info, acted)
+        if "log" in info:
+            self._log.add(info["log"], self._where("step"))
         self._tick += 1
 
     def _put_final(self, out: _Row, obs: Tree, ended: Tensor, info: Any) -> None:
@@ -154,15 +160,24 @@ class TensorPool(EnvPool):
 
     def evaluation_slots(self, wanted: int) -> int:
         """As many as wanted, if the factory can be asked for a number; else as in training."""
+        if self._config.eval_in_training:
+            return self._training_slots
         asked = resized(self._config, wanted, self._training_slots) is not self._config
         return wanted if asked else self._training_slots
 
     def for_evaluation(self, B: int, first_slot: int = 0) -> TensorPool:
         """A pool of its own; it is given the environment of this one if that has not been used, since some libraries
-        have one in a process."""
+        have one in a process. With `eval_in_training` both have the same, of which one plays at a time."""
         lent = None
-        if B == self._B and not self._used:
+        if self._config.eval_in_training:
+            if self._env is None:
+                self._take(self._made())
+            lent = self._env
+        elif not self._used:
             lent, self._env = self._env, None
+            if B != self._B and lent is not None:  # training makes another when it begins
+                close_env(lent, self._config.name)
+                lent = None
         return TensorPool(
             self._config,
             self._seed,
@@ -173,11 +188,16 @@ class TensorPool(EnvPool):
             env=lent,
         )
 
+    def metrics(self) -> dict[str, float]:
+        """`env/...`: the means of what the environment has logged in the last batch."""
+        return self._log.metrics()
+
     def close(self) -> None:
         """Ends the environments. A second call does nothing."""
         if self._env is not None:
             env, self._env = self._env, None
-            close_env(env, self._config.name)
+            if not (self.evaluation and self._config.eval_in_training):  # whose training has lent them
+                close_env(env, self._config.name)
 
     def get_state(self) -> PoolState:
         return PoolState(restarts=self._restarts)
@@ -203,6 +223,11 @@ class TensorPool(EnvPool):
                     f"its tensors are ({_PAGE})"
                 )
             self.spec = check_vector_env(env).spec
+            if self._max_age and not callable(getattr(env, "set_ages", None)):
+                raise ConfigError(
+                    f"sampler.max_decorrelation_steps={self._max_age} with {name}: it has no method set_ages(ages), "
+                    "which brings the ends of its episodes nearer by [num_envs] steps; leave it out"
+                )
             if env.num_envs != self._B:
                 raise ConfigError(
                     f"{name} has num_envs={env.num_envs}; sampler.B={self._B}: make them equal, or let the factory "
@@ -247,6 +272,9 @@ class TensorPool(EnvPool):
             raise EnvContractError(f"{self._where('reset')}: got {seen}, expected a tuple (obs, info)")
         if message := self._answers.describe_obs(result[0]):
             raise EnvContractError(f"{self._where('reset')}: {message}")
+        if self._max_age:
+            ages = torch.randint(1, self._max_age + 1, (self._B,), generator=torch.Generator().manual_seed(seed))
+            self._called("set_ages", lambda: self._env.set_ages(ages.to(self.device)))
         for x, y in zip(tree_leaves(out.obs), tree_leaves(result[0])):
             x[0].copy_(y)
         out.first[0], out.prev_reward[0] = True, 0.0

@@ -75,7 +75,9 @@ class Evaluations:
     ) -> tuple[ResultDict, Episodes]:
         """Plays deterministic episodes; training may be over. Arguments as in `Trainer.evaluate`."""
         trainer = self._trainer
-        run, count = trainer.exp.run, episodes or trainer.exp.run.eval_episodes
+        run = trainer.exp.run
+        usual = trainer.sampler.batch_spec.B if run.eval_in == "training" else run.eval_episodes
+        count = episodes or usual
         how: dict[str, Any] = {"give_up": give_up, "slots": run.eval_slots, "max_steps": run.eval_max_steps}
         elsewhere = trainer.plan.held_out is not None and trainer.plan.env.evaluation is None
         if elsewhere or trainer.stopped:

@@ -181,7 +181,7 @@ def test_an_agent_elsewhere_is_refused() -> None:
     ("sampler", "text"),
     [
         (ps.SerialSampler(4, 4, reset="batch_end"), "use reset='next_step' and max_decorrelation_steps=0"),
-        (ps.SerialSampler(4, 4, max_decorrelation_steps=3), "max_decorrelation_steps=0"),
+        (ps.SerialSampler(4, 4, max_decorrelation_steps=3), "it has no method set_ages"),
         (ps.GpuSampler(4, 4), "answers with tensors on cpu, which stay there with SerialSampler alone"),
         (ps.AlternatingSampler(4, 4), "answers with tensors on cpu, which stay there with SerialSampler alone"),
     ],
