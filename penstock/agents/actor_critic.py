@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,13 @@ from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, HeldNoise
-from penstock.core.spec import EnvSpec, LeafSpec, choices
+from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, choices, describe
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 from penstock.native.acting import Acting
 from penstock.native.dense import takes_all
 
+_PRIVILEGED = {"critic", "privileged_state"}
+"""Keys by which simulators name what the actor shall not see: Isaac Lab's and MuJoCo Playground's."""
 FIRST_GAIN = 1e-8
 """Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
 _RATE = 0.01
@@ -226,11 +230,29 @@ def value_unit(agent: Any) -> Tensor | float:
     return 1.0 if scale is None else scale.unit
 
 
+def part_of(obs: Tree, keys: Sequence[str] | None) -> Tree:
+    """An observation, or the spec of one, with some of its keys alone; None: all."""
+    return obs if keys is None else {key: obs[key] for key in keys}
+
+
+def _keys(obs: Tree, net: Net, part: Literal["actor", "critic"]) -> tuple[str, ...]:
+    """Keys that actor or critic gets, the mask among them. Raises ConfigError unless the observation has them."""
+    name, keys = (f"net.{part}_keys", net.actor_keys if part == "actor" else net.critic_keys)
+    if not isinstance(obs, dict):
+        raise ConfigError(f"{name}={keys} with the observation {describe(obs)}; expected one that is a Dict")
+    if keys is not None and (not keys or not set(keys) <= obs.keys() - {MASK_KEY}):
+        raise ConfigError(
+            f"{name}={keys}; expected one or more of the observation's keys {sorted(obs.keys() - {MASK_KEY})}"
+        )
+    return tuple(key for key in obs if keys is None or key in keys or key == MASK_KEY)
+
+
 class ActorCritic(Agent):
     """Actor and critic with separate or shared bodies, optional memory, action masks and normalisers.
 
     A Dict observation with the key `action_mask` masks discrete choices; the mask is not fed to the networks.
-    While acting, the critic does not run.
+    While acting, the critic does not run. With `net.actor_keys` or `net.critic_keys` each reads its part of a Dict
+    observation, and a memory of the critic's own stands still where it is acted on without the critic's part.
     """
 
     def __init__(
@@ -241,36 +263,68 @@ class ActorCritic(Agent):
         normalize_value: bool = False,
     ) -> None:
         super().__init__()
-        self.spec, self.net = spec, net
-        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
-        seen = self.preparation.obs
+        self.spec, self.net, self.fed = spec, net, net.fed
+        self._actor_keys: Sequence[str] | None = None
+        self._critic_keys: Sequence[str] | None = None
+        self.central: Preparation | None = None
+        keys: frozenset[str] = frozenset()
+        parted = net.actor_keys is not None or net.critic_keys is not None
+        if parted:
+            self._actor_keys, self._critic_keys = _keys(spec.obs, net, "actor"), _keys(spec.obs, net, "critic")
+            keys = frozenset(cast(dict[str, Any], spec.obs))
+            self.unseen = keys - frozenset(self._actor_keys)
+            net = replace(net, actor_keys=None, critic_keys=None)
+            unvalued = replace(net, normalize_reward=False)
+            self.central = Preparation(replace(spec, obs=part_of(spec.obs, self._critic_keys)), unvalued, discount)
+        elif isinstance(spec.obs, dict) and (found := sorted(_PRIVILEGED & spec.obs.keys())):
+            warnings.warn(
+                f"the observation has a key {found[0]!r}, and the actor reads it: name what it shall read, such as "
+                f"net.actor_keys={tuple(key for key in spec.obs if key not in found) or ('policy',)}, or all keys if it may",
+                stacklevel=1,
+            )
+        self.preparation = Preparation(replace(spec, obs=part_of(spec.obs, self._actor_keys)), net, discount)
+        seen, valued_obs = self.preparation.obs, (self.central or self.preparation).obs
         one_memory = net.is_recurrent and net.critic_recurrent == "shared"
         costly = one_memory or any(x.dtype == "uint8" and image_of(x, net) for x in tree_leaves(seen))
-        shared = net.shared if net.shared is not None else costly
+        shared = net.shared if net.shared is not None else costly and not parted
+        if parted and (shared or one_memory):
+            raise ConfigError(
+                f"net.shared={net.shared}, net.critic_recurrent={net.critic_recurrent!r} with a critic that sees more "
+                "than the actor; expected net.shared=None or False, and net.critic_recurrent='own' or 'none' if recurrent"
+            )
         if one_memory and not shared:
             raise ConfigError(
                 "net.shared=False with a recurrent net: actor and critic share one memory; use shared=True, or "
                 "net.critic_recurrent='own'"
             )
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        self.actor = Body(spec, seen, net if shared else net.of("actor"))
-        self.critic = None if shared else Body(spec, seen, net.of("critic"))
+        if self.central is not None:
+            self.central_normalizer = self.central.normalizer
+        self.actor = Body(spec, seen, (net if shared else net.of("actor")).without_keys(self.unseen))
+        self.critic = None if shared or parted else Body(spec, seen, net.of("critic"))
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
+        features = self.memory.size if self.memory else self.actor.size
+        if parted:  # drawn in the order of MAPPO's networks
+            self.head = self._head(features, net)
+            unread = keys - frozenset(self._critic_keys or ())
+            self.critic = Body(spec, valued_obs, net.of("critic").without_keys(unread))
         valued = self.actor.size if self.critic is None else self.critic.size
         own = net.recurrent != "none" and net.critic_recurrent == "own"
         self.critic_memory = Memory(net.recurrent, valued, net.recurrent_size) if own else None  # pyright: ignore
-        features = self.memory.size if self.memory else self.actor.size
         valued = features if one_memory else self.critic_memory.size if self.critic_memory is not None else valued
         self.actor_tail = _tail(features, net.actor_hidden, net) if shared else None
         self.critic_tail = _tail(valued, net.critic_hidden, net) if shared else None
-        features = self.actor_tail.size if self.actor_tail is not None else features
-        head = ActionHead(features, spec.action, net.squash, net.log_std())
-        self.head = _state_dependent(head, features, net.log_std()) if net.use_sde else head
+        if not parted:
+            self.head = self._head(self.actor_tail.size if self.actor_tail is not None else features, net)
         self.value_head = nn.Linear(self.critic_tail.size if self.critic_tail is not None else valued, 1)
         orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
         self.value_scale = ValueScale() if normalize_value else None
         self.noise_size = sum(self.head.noise_sizes)
         self.held_noise = HeldNoise(self.noise_size, net.sde_sample_freq) if net.use_sde else NOTHING_HELD
+
+    def _head(self, features: int, net: Net) -> ActionHead | StateDependentHead:
+        head = ActionHead(features, self.spec.action, net.squash, net.log_std())
+        return _state_dependent(head, features, net.log_std()) if net.use_sde else head
 
     def initial_state(self, B: int) -> Tree:
         if self.critic_memory is not None and self.memory is not None:
@@ -290,10 +344,12 @@ class ActorCritic(Agent):
             own = self.critic_memory is not None
             out, after = self.memory(features.unsqueeze(0), first, state["actor"] if own else state)
             params = out_of(self.actor_tail, out[0], head.linear)
-            if self.critic_memory is not None:
-                seen = features if self.critic is None else self.critic(inputs, obs)
+            if self.critic_memory is not None and self._shows_critic(inputs.obs):
+                seen = features if self.critic is None else self.critic(inputs, self._for_critic(inputs, obs))
                 _, valued = self.critic_memory(seen.unsqueeze(0), first, state["critic"])
                 after = {"actor": after, "critic": valued}
+            elif self.critic_memory is not None:
+                after = {"actor": after, "critic": state["critic"]}
             state = after
         action, logp = dists.acted(head(params, mask), noise)
         return action, {"logp": logp}, state
@@ -313,24 +369,30 @@ class ActorCritic(Agent):
         if self.critic is None or self.memory is not None:
             features, valued, mask = self._features(inputs, state)
             params = out_of(self.actor_tail, features, self.head.linear)
-            value = out_of(self.critic_tail, valued, self.value_head)
+            if self._critic_is_flat and self.critic is not None:
+                flat = inputs.flat()
+                value = self.critic(flat, self._for_critic(flat), self.value_head).reshape(*inputs.first.shape, 1)
+            else:
+                value = out_of(self.critic_tail, valued, self.value_head)
         else:
             obs, mask = self._prepared(inputs)
             params = self.actor(inputs, obs, self.head.linear)
-            value = self.critic(inputs, obs, self.value_head)
+            value = self.critic(inputs, self._for_critic(inputs, obs), self.value_head)
         return Output(self.head(params, mask), self._scaled(value.squeeze(-1)))
 
     def values(self, batch: SampleBatch) -> Tensor:
         lead = batch.first.shape
-        inputs = batch.inputs if self.memory is not None else batch.inputs.flat()
+        remembers = self.memory is not None and not self._critic_is_flat
+        inputs = batch.inputs if remembers else batch.inputs.flat()
         # Images become four times as large as floats, and all of a batch together fall out of every cache.
-        parts = inputs.split(_IMAGES) if self.memory is None and self.actor.encoder.sees_images else (inputs,)
+        encoder = (self.actor if self.critic is None else self.critic).encoder
+        parts = inputs.split(_IMAGES) if not remembers and encoder.sees_images else (inputs,)
         with torch.no_grad():
-            if self.critic is None or self.memory is not None:
+            if self.critic is None or remembers:
                 features = (self._features(x, batch.state)[1] for x in parts)
                 found = [out_of(self.critic_tail, x, self.value_head) for x in features]
             else:
-                found = [self.critic(x, self._prepared(x)[0], self.value_head) for x in parts]
+                found = [self.critic(x, self._for_critic(x), self.value_head) for x in parts]
             return self._scaled((torch.cat(found) if len(found) > 1 else found[0]).reshape(lead))
 
     def needed(self, inputs: Inputs) -> Inputs:
@@ -339,7 +401,9 @@ class ActorCritic(Agent):
 
     def observe(self, batch: SampleBatch) -> None:
         if self.preparation.active:
-            self.preparation.observe(batch)
+            self.preparation.observe(replace(batch, obs=part_of(batch.obs, self._actor_keys)))
+        if self.central is not None:
+            self.central.observe(replace(batch, obs=part_of(batch.obs, self._critic_keys)))
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         reward = reward.sign() if self.net.clip_reward else reward
@@ -357,7 +421,7 @@ class ActorCritic(Agent):
 
     @property
     def needs_statistics(self) -> bool:
-        return self.preparation.active and self.preparation.empty
+        return self.preparation.active and (self.preparation.empty or (self.central is not None and self.central.empty))
 
     def _scaled(self, output: Tensor) -> Tensor:
         """Values of the value head's output."""
@@ -372,7 +436,9 @@ class ActorCritic(Agent):
         lead, flat, own = inputs.first.shape, inputs.flat(), self.critic_memory is not None
         obs, mask = self._prepared(flat)
         features = self.actor(flat, obs).reshape(*lead, -1)
-        valued = features if self.critic is None else self.critic(flat, obs).reshape(*lead, -1)
+        valued = features
+        if self.critic is not None and not self._critic_is_flat:
+            valued = self.critic(flat, self._for_critic(flat, obs)).reshape(*lead, -1)
         out, _ = self.memory(features, inputs.first, state["actor"] if own else state, inputs.idle)
         if self.critic_memory is not None:
             valued, _ = self.critic_memory(valued, inputs.first, state["critic"], inputs.idle)
@@ -382,6 +448,22 @@ class ActorCritic(Agent):
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:
         """The observation as the networks see it, and the action mask."""
+        obs = part_of(inputs.obs, self._actor_keys)
         if not self.preparation.active:
-            return inputs.obs, None
-        return self.preparation.prepared(inputs.obs), self.preparation.mask(inputs.obs)
+            return obs, None
+        return self.preparation.prepared(obs), self.preparation.mask(obs)
+
+    def _for_critic(self, inputs: Inputs, obs: Tree = None) -> Tree:
+        """The observation as the critic sees it; `obs` is the actor's, if it is there already."""
+        if self.central is not None:
+            return self.central.prepared(part_of(inputs.obs, self._critic_keys))
+        return self._prepared(inputs)[0] if obs is None else obs
+
+    @property
+    def _critic_is_flat(self) -> bool:
+        """True for a critic that sees its own part of the observation, and has no memory."""
+        return self.central is not None and self.critic_memory is None
+
+    def _shows_critic(self, obs: Tree) -> bool:
+        """False where the agent acts on observations without the critic's part, as `predict` does."""
+        return self._critic_keys is None or obs.keys() >= set(self._critic_keys)  # pyright: ignore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -50,6 +50,12 @@ class Net:
     layers follow it (and the memory)."""
     critic_hidden: tuple[Count, ...] | None = None
     """Like `actor_hidden`, for the critic or critics."""
+    actor_keys: tuple[str, ...] | None = None
+    """Keys of a Dict observation that the actor reads, in PPO, A2C and the like; None: all. An action mask is read in
+    any case. Acting, exports and `predict` need these alone."""
+    critic_keys: tuple[str, ...] | None = None
+    """Like `actor_keys`, for the critic, which may see more than the actor (Pinto et al. 2018, "Asymmetric actor
+    critic")."""
     activation: ActivationName | Callable[..., Any] = "tanh"
     """Activation between fully connected layers, by name or as a class of modules (`module:NAME`). tanh suits policy
     gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
@@ -139,11 +145,11 @@ class Net:
         hidden = self.actor_hidden if part == "actor" else self.critic_hidden
         return self if hidden is None else replace(self, hidden=hidden)
 
-    def without_key(self, key: str) -> Net:
-        """The settings for observations without a key of a Dict."""
-        if not isinstance(self.encoder, Mapping) or key not in self.encoder:
+    def without_keys(self, keys: Collection[str]) -> Net:
+        """The settings for observations without some keys of a Dict."""
+        if not isinstance(self.encoder, Mapping) or not set(keys) & set(self.encoder):
             return self
-        return replace(self, encoder={name: x for name, x in self.encoder.items() if name != key} or None)
+        return replace(self, encoder={name: x for name, x in self.encoder.items() if name not in keys} or None)
 
     def refuse_parts(self, algo: str) -> None:
         """Raises ConfigError for settings of actor or critic, given to an agent with one network."""

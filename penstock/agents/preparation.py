@@ -31,10 +31,15 @@ class Preparation:
     module, so the agent registers `normalizer` and `reward_scaler` under these names for its checkpoints.
 
     Raises:
-        ConfigError: the mask has not one element for each choice.
+        ConfigError: the mask has not one element for each choice, or `net` parts the observation.
     """
 
     def __init__(self, spec: EnvSpec, net: Net, discount: float = 1.0) -> None:
+        if net.actor_keys is not None or net.critic_keys is not None:
+            raise ConfigError(
+                f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys} with an agent that has no critic "
+                "of its own observations; expected PPO, A2C, APPO, IMPALA, MAPPO, BC or MARWIL with their own agent"
+            )
         self.net = net
         self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
         if self.masked:

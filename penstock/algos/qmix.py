@@ -131,7 +131,7 @@ class TeamQAgent(Agent):
         self.spec, mixed = spec, cfg.mixer == "qmix"
         obs: Any = without_state(spec.obs) if mixed or _has_state(spec.obs) else spec.obs
         seen = EnvSpec(obs, spec.action, spec.agents)
-        net = cfg.net.without_key(STATE_KEY)
+        net = cfg.net.without_keys((STATE_KEY,))
         self.q = QAgent(seen, net, cfg.discount, dueling=cfg.dueling, ladder=cfg.ladder, eps_eval=cfg.eps_eval)
         self.fed, self.preparation = self.q.fed, self.q.preparation
         self.noise_size, self.env_ranks = self.q.noise_size, self.q.env_ranks

@@ -12,7 +12,7 @@ import torch
 import penstock as ps
 from penstock import ops
 from penstock.agents.example_step import examples
-from penstock.algos.mappo import MAPPO, CentralCriticAgent
+from penstock.algos.mappo import MAPPO
 from penstock.algos.qmix import QMIX
 from penstock.core.batch import SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
@@ -54,7 +54,7 @@ def batch_of(policy: Policy, seed: int = 0) -> SampleBatch:
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("spec", [SPEC, MASKED], ids=["open", "masked"])
 def test_only_values_depend_on_the_state(net: str, spec: EnvSpec) -> None:
-    check_agent(CentralCriticAgent(spec, NETS[net]), spec)
+    check_agent(MAPPO(net=NETS[net]).build(spec).agent, spec)
     policy = MAPPO(net=NETS[net], normalize_value=False).build(spec, 0)
     agent: Any = policy.agent
     batch = batch_of(policy)

@@ -22,6 +22,8 @@ DICT = {"camera": IMAGE, "arm": {"joints": VECTOR, "grip": LeafSpec("discrete", 
 TUPLE = (VECTOR, LeafSpec("multi_binary", (4,), "int8"))
 MASKED = {"action_mask": LeafSpec("multi_binary", (3,), "int8"), "x": VECTOR}
 TEAM = {"obs": VECTOR, "state": LeafSpec("box", (6,), "float32", -5.0, 5.0)}
+GROUPS = {"policy": VECTOR, "height": LeafSpec("box", (4,), "float32", -5.0, 5.0), "critic": TEAM["state"]}
+GROUPED: Any = {"hidden": (8, 6), "normalize_obs": True, "activation": "elu", "actor_keys": ("policy", "height")}
 HYBRID = {"wheel": BOX, "gear": CHOICE, "lights": LeafSpec("multi_binary", (2,), "int8")}
 MANY = LeafSpec("multi_discrete", (2,), "int64", sizes=(3, 4), start=(1, 0))
 SMALL: Any = {"hidden": (8, 6)}
@@ -46,6 +48,11 @@ KINDS: dict[str, tuple[EnvSpec, Any]] = {
     ),
     "ppo squash": (EnvSpec(VECTOR, BOX), ps.PPO(net=net({**NORM, "squash": True}))),
     "ppo gsde": (EnvSpec(VECTOR, BOX), ps.PPO(net=net({**SMALL, "use_sde": True}))),
+    "ppo groups": (EnvSpec(GROUPS, BOX), ps.PPO(net=net(GROUPED))),
+    "ppo groups lstm": (
+        EnvSpec(GROUPS, BOX),
+        ps.PPO(net=net({**GROUPED, "activation": "silu", **memory("lstm", critic_recurrent="own")})),
+    ),
     "ppo image": (EnvSpec(IMAGE, CHOICE), ps.PPO(net=net(SMALL))),
     "ppo impala cnn": (EnvSpec(IMAGE, CHOICE), ps.PPO(net=net({**SMALL, "cnn": "impala"}))),
     "ppo dict hybrid": (EnvSpec(DICT, HYBRID), ps.PPO(net=net(NORM))),
@@ -130,7 +137,7 @@ def drawn(leaf: LeafSpec, n: int, rng: np.random.Generator) -> Any:
 
 
 def observed(policy: ps.Policy, n: int, rng: np.random.Generator) -> Any:
-    spec = {key: leaf for key, leaf in policy.spec.obs.items() if key != "state"} if (
+    spec = {key: leaf for key, leaf in policy.spec.obs.items() if key not in policy.agent.unseen} if (
         policy.agent.unseen
     ) else policy.spec.obs  # fmt: skip
     obs = tree_unflatten(tree_structure(spec), [drawn(leaf, n, rng) for leaf in tree_leaves(spec)])

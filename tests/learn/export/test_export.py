@@ -61,6 +61,16 @@ def test_weights_are_those_of_save_and_load(kind: str, tmp_path: Path) -> None:
         assert torch.equal(torch.as_tensor(x), torch.as_tensor(y))
 
 
+def test_what_only_the_critic_sees_is_no_input(tmp_path: Path) -> None:
+    policy = built("ppo groups")
+    path = policy.export(tmp_path / "p.safetensors")
+    contract = json.loads((tmp_path / "p.safetensors.contract.json").read_text())
+    assert len(contract["inputs"]) == 2 and "critic" not in json.dumps(contract["inputs"])
+    obs = observed(policy, 5, np.random.default_rng(0))
+    assert sorted(obs) == ["height", "policy"]
+    assert np.array_equal(ps.load(path, trust=True).predict(obs), policy.predict(obs))
+
+
 def test_the_contract_says_what_goes_in_and_comes_out(tmp_path: Path) -> None:
     policy = built("ppo dict hybrid")
     path = policy.export(tmp_path / "p.safetensors")
