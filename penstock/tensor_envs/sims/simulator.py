@@ -54,7 +54,9 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
             one = isinstance(self._groups, str)
             seen = known[asked[0]] if one else spaces.Dict({x: known[x] for x in sorted(asked)})
         elif groups is not None:
-            raise ConfigError(f"{name} with groups={groups!r}: its observation is one array, in no groups; leave it out")
+            raise ConfigError(
+                f"{name} with groups={groups!r}: its observation is one array, in no groups; leave it out"
+            )
         self.single_observation_space, self.single_action_space = seen, action_space
         self.observation_space, self.action_space = batch_space(seen, num_envs), batch_space(action_space, num_envs)
 
@@ -106,5 +108,7 @@ def configure(cfg: Any, settings: Mapping[str, Any], name: str, fixed: Mapping[s
             at = at.get(part) if isinstance(at, Mapping) else getattr(at, part, None)
         if not hasattr(at, last):
             names = [x for x in vars(at) if not x.startswith("_")] if hasattr(at, "__dict__") else []
-            raise ConfigError(f"{name} with env_kwargs {path}={value!r}: it has no such setting; {nearest(last, names)}")
+            raise ConfigError(
+                f"{name} with env_kwargs {path}={value!r}: it has no such setting; {nearest(last, names)}"
+            )
         setattr(at, last, value)
