@@ -65,6 +65,7 @@ _WHERE = {
     "OfflineSampler": "penstock.samplers.offline",
     "Output": "penstock.agents.actor_critic",
     "PPO": "penstock.algos.ppo",
+    "PQN": "penstock.algos.pqn",
     "PenstockError": "penstock.core.errors",
     "Placement": "penstock.core.placement",
     "Plateau": "penstock.run.iteration",
@@ -165,6 +166,7 @@ if TYPE_CHECKING:
     from penstock.algos.mappo import MAPPO as MAPPO
     from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
+    from penstock.algos.pqn import PQN as PQN
     from penstock.algos.qmix import QMIX as QMIX
     from penstock.algos.r2d1 import R2D1 as R2D1
     from penstock.algos.sac import SAC as SAC

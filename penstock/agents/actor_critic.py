@@ -156,7 +156,7 @@ def _state_dependent(plain: ActionHead, features: int, log_std: float) -> StateD
 
 def _tail(inputs: int, hidden: tuple[int, ...] | None, net: Net) -> MLP | None:
     """Layers of an actor or a critic behind a shared body; None without any."""
-    return MLP(inputs, hidden, net.activation, init=net.init) if hidden else None
+    return MLP(inputs, hidden, net.activation, init=net.init, norm=net.normed) if hidden else None
 
 
 class Body(nn.Module):
@@ -165,7 +165,7 @@ class Body(nn.Module):
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, init=net.init)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, init=net.init, norm=net.normed)
         self.size = self.mlp.size
         self._identity = self.encoder.is_identity
 

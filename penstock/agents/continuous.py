@@ -68,7 +68,7 @@ class Critics(nn.Module):
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
         inputs = self.encoder.size + actions
-        self.stack = StackedMLP(k, inputs, net.hidden, activation=net.activation, init=net.init)
+        self.stack = StackedMLP(k, inputs, net.hidden, activation=net.activation, init=net.init, norm=net.normed)
 
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
@@ -93,7 +93,7 @@ class Actor(nn.Module):
     def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None, init=net.init)
+        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None, init=net.init, norm=net.normed)
         size = self.mlp.size
         self.out = (
             StateDependentOutput(size, outputs // 2, net.log_std(_LOG_STD), _CLIP_MEAN)

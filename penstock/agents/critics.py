@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from penstock.agents.mlp import (
     InitName,
@@ -51,6 +52,7 @@ class StackedMLP(nn.Module):
         outputs: int = 1,
         activation: AnyActivation = "relu",
         init: InitName = "auto",
+        norm: bool = False,
     ) -> None:
         super().__init__()
         widths = (inputs, *hidden, outputs)
@@ -65,33 +67,48 @@ class StackedMLP(nn.Module):
                 init_weights(weight.t(), bias, init)
         self._names = tuple(names)
         self._activation: Any = activation
+        norms: list[str] = []
+        for i, m in enumerate(hidden if norm else ()):
+            for name, start in ((f"norm_gain_{i}", 1.0), (f"norm_shift_{i}", 0.0)):
+                self.register_parameter(name, nn.Parameter(torch.full((k, 1, m), start)))
+                norms.append(name)
+        self._norms = tuple(norms)
         self.between = activations(activation, len(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.weights()
-        if not (self.is_relu and _runs_fused(x, x, weights)):
-            return self.written_out(x, weights)
+        weights, norms = self.weights(), self.norms()
+        if not (self.is_relu and _runs_fused(x, x, weights, norms)):
+            return self.written_out(x, weights, norms)
         if torch.is_grad_enabled():
-            return _Stack.apply(x, *weights)  # pyright: ignore[reportReturnType]
-        return torch.stack([_outputs(x, network)[-1] for network in _networks(weights)])
+            return _Stack.apply(x, len(norms), *weights, *norms)  # pyright: ignore[reportReturnType]
+        both = zip(_networks(weights), _norms_of(norms, len(weights[0])))
+        return torch.stack([_outputs(x, network, own)[0][-1] for network, own in both])
 
     @property
     def is_relu(self) -> bool:
         """True if relu follows each hidden layer, for which there are fused paths."""
         return self._activation == "relu"
 
-    def written_out(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+    def written_out(self, x: Tensor, weights: list[Tensor], norms: list[Tensor]) -> Tensor:
         """[k, N, outputs] by operations that torch can trace, map over and differentiate as often as asked."""
         last = len(weights) - 2
         for i in range(0, last, 2):
             x = x @ weights[i] + weights[i + 1]
+            x = F.layer_norm(x, x.shape[-1:]) * norms[i] + norms[i + 1] if norms else x
             x = activate(x, self._activation) if self.between is None else self.between[i // 2](x)
         return in_full(lambda x: x @ weights[last] + weights[last + 1], x)
 
     def weights(self) -> list[Tensor]:
         """Weight [k, inputs, outputs] and bias [k, 1, outputs] of each layer in turn, as they are at this moment."""
+        return self._held(self._names)
+
+    def norms(self) -> list[Tensor]:
+        """Gain and shift [k, 1, outputs] of the LayerNorm behind each hidden layer in turn; empty without."""
+        return self._held(self._norms)
+
+    def _held(self, names: tuple[str, ...]) -> list[Tensor]:
         held: dict[str, Any] = self._parameters
-        return [held[name] if name in held else getattr(self, name) for name in self._names]
+        return [held[name] if name in held else getattr(self, name) for name in names]
 
 
 def hold_temperature(log_alpha: Tensor, settings: Any) -> None:
@@ -110,14 +127,21 @@ def least(stack: nn.Module, features: Tensor, action: Tensor, of: int | None = N
     if not is_plain(stack, StackedMLP):
         return stack(torch.cat([features, action], -1))[:of].squeeze(-1).amin(0)
     plain: Any = stack
-    weights = [p.detach()[:of] for p in plain.weights()]
-    if not (plain.is_relu and _runs_fused(features, action, weights)):
-        return plain.written_out(torch.cat([features.detach(), action], -1), weights).squeeze(-1).amin(0)
-    return _Smallest.apply(features, action, weights)  # pyright: ignore[reportReturnType]
+    weights, norms = ([p.detach()[:of] for p in held] for held in (plain.weights(), plain.norms()))
+    if not (plain.is_relu and _runs_fused(features, action, weights, norms)):
+        return plain.written_out(torch.cat([features.detach(), action], -1), weights, norms).squeeze(-1).amin(0)
+    return _Smallest.apply(features, action, weights, norms)  # pyright: ignore[reportReturnType]
 
 
-def _runs_fused(features: Tensor, action: Tensor, weights: list[Tensor]) -> bool:
-    return action.dim() == 2 and action.is_cpu and runs_directly() and are_plain((features, action, *weights))
+def _runs_fused(features: Tensor, action: Tensor, weights: list[Tensor], norms: list[Tensor]) -> bool:
+    """True for plain tensors on the CPU; with norms, for those that the kernel takes."""
+    parts = features, action, *weights, *norms
+    if not (action.dim() == 2 and action.is_cpu and runs_directly() and are_plain(parts)):
+        return False
+    if not norms:
+        return True
+    fits = all(x.shape == bias.shape for i, x in enumerate(norms) for bias in (weights[i // 2 * 2 + 1],))
+    return library.found is not None and fits and dense.takes_all(parts)
 
 
 def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
@@ -125,42 +149,56 @@ def _networks(parameters: Sequence[Tensor]) -> Iterable[tuple[Tensor, ...]]:
     return zip(*[p.unbind(0) for p in parameters])
 
 
-def _outputs(x: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
-    """The input [N, inputs] and the output of every layer of one network."""
+def _norms_of(norms: Sequence[Tensor], k: int) -> list[tuple[Tensor, ...]]:
+    """Gain and shift of each norm in turn, network by network; views."""
+    return list(_networks(norms)) if norms else [()] * k
+
+
+def _outputs(x: Tensor, layers: Sequence[Tensor], norms: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The input [N, inputs] and the output of every layer of one network, and what its norms keep for the way back."""
     if library.found is not None and dense.takes(x, layers, turned=False):
-        return [x, *dense.forward(x, layers, "relu", len(layers) // 2 - 1, turned=False)]
+        kept = dense.room(len(x), norms)
+        last = len(layers) // 2 - 1
+        return [x, *dense.forward(x, layers, "relu", last, turned=False, norms=norms, kept=kept)], kept
     outputs = [x]
     last = len(layers) - 2
     for i in range(0, len(layers), 2):
         outputs.append(affine(outputs[-1], layers[i], layers[i + 1], "none" if i == last else "relu"))
-    return outputs
+    return outputs, []
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        outputs = [_outputs(x, network) for network in _networks(parameters)]
-        hidden = [h for of_network in outputs for h in of_network[1:-1]]
-        ctx.save_for_backward(x, *parameters[::2], *hidden)
-        ctx.layers = len(parameters) // 2
-        return torch.stack([of_network[-1] for of_network in outputs])
+    def forward(ctx: Any, x: Tensor, normed: int, *parameters: Tensor) -> Tensor:
+        parameters, norms = parameters[: len(parameters) - normed], parameters[len(parameters) - normed :]
+        of_norms = _norms_of(norms, len(parameters[0]))
+        outputs = [_outputs(x, network, own) for network, own in zip(_networks(parameters), of_norms)]
+        hidden = [h for of_network, _ in outputs for h in of_network[1:-1]]
+        kept = [h for _, of_network in outputs for h in of_network]
+        ctx.save_for_backward(x, *norms, *kept, *parameters[::2], *hidden)
+        ctx.layers, ctx.normed, ctx.kept = len(parameters) // 2, normed, len(kept)
+        return torch.stack([of_network[-1] for of_network, _ in outputs])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, *saved = ctx.saved_tensors
-        layers: int = ctx.layers
+        layers, normed = ctx.layers, ctx.normed
+        norms, kept, saved = saved[:normed], saved[normed : normed + ctx.kept], saved[normed + ctx.kept :]
         weights, hidden = saved[:layers], saved[layers:]
         found = [w.new_empty(shape) for w in weights for shape in (w.shape, (len(w), 1, w.shape[2]))]
+        found += [torch.empty_like(p) for p in norms]
         for_x: Tensor | None = None
-        networks = list(zip(_networks(weights), _networks(found), upstream[0].unbind(0)))
+        of_norms = _norms_of(norms, len(weights[0]))
+        networks = list(zip(_networks(weights), _networks(found), of_norms, upstream[0].unbind(0)))
         for k in reversed(range(len(networks))):  # the last network's data may still be in the cache
-            network, own, gradient = networks[k]
+            network, own, own_norms, gradient = networks[k]
             inputs = [x, *hidden[k * (layers - 1) : (k + 1) * (layers - 1)]]
             if library.found is not None and dense.takes_all((x, *network)):
                 outputs = [*inputs[1:], gradient]  # the last one has no activation, and is not read
                 wanted = ctx.needs_input_grad[0]
-                back = dense.backward(x, network, "relu", layers - 1, outputs, gradient, own, wanted, turned=False)
+                how = "relu", layers - 1, outputs, gradient, own, wanted, False
+                back = dense.backward(x, network, *how, own_norms, kept[k * normed : (k + 1) * normed])
                 for_x = back if for_x is None or back is None else for_x.add_(back)
                 continue
             for i in reversed(range(layers)):
@@ -172,7 +210,7 @@ class _Stack(torch.autograd.Function):
                     gradient = _back(gradient, network[i])
             if ctx.needs_input_grad[0]:
                 for_x = gradient if for_x is None else for_x.add_(gradient)
-        return for_x, *found
+        return for_x, None, *found
 
 
 def _back(gradient: Tensor, weight: Tensor) -> Tensor:
@@ -188,48 +226,55 @@ class _Smallest(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, action: Tensor, parameters: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, features: Tensor, action: Tensor, parameters: list[Tensor], norms: list[Tensor]) -> Tensor:
         x = torch.cat([features, action], -1)
-        networks = list(_networks(parameters))
-        outputs = [_outputs(x, network) for network in networks]
-        least, which = torch.stack([of_network[-1].squeeze(-1) for of_network in outputs]).min(0)
+        networks, of_norms = list(_networks(parameters)), _norms_of(norms, len(parameters[0]))
+        outputs = [_outputs(x, network, own) for network, own in zip(networks, of_norms)]
+        least, which = torch.stack([of_network[-1].squeeze(-1) for of_network, _ in outputs]).min(0)
         if ctx.needs_input_grad[1]:
             weights = [(first[-action.shape[1] :], *rest[1::2]) for first, *rest in networks]
-            hidden = [of_network[1:-1] for of_network in outputs]
-            ctx.save_for_backward(_slopes(which, weights, hidden))
+            hidden = [[*of_network[1:-1], *kept] for of_network, kept in outputs]
+            ctx.save_for_backward(_slopes(which, weights, hidden, of_norms))
         return least
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None, upstream[0].unsqueeze(1) * ctx.saved_tensors[0], None
+        return None, upstream[0].unsqueeze(1) * ctx.saved_tensors[0], None, None
 
 
-def _slopes(which: Tensor, weights: Sequence[Sequence[Tensor]], hidden: Sequence[Sequence[Tensor]]) -> Tensor:
+def _slopes(
+    which: Tensor,
+    weights: Sequence[Sequence[Tensor]],
+    hidden: Sequence[Sequence[Tensor]],
+    norms: Sequence[Sequence[Tensor]],
+) -> Tensor:
     """[N, n] the derivative of each row's output by its inputs, of the one network that `which` names.
 
     Args:
-        weights: of each network and layer, [n, m] in the first. hidden: [N, m] of each network and hidden layer.
+        weights: of each network and layer, [n, m] in the first. hidden: [N, m] of each network and hidden layer, and
+            then what norms kept. norms: gain and shift in turn of each network.
     """
     if len(weights) == 1:
-        return _slope(weights[0], hidden[0], len(which))
+        return _slope(weights[0], hidden[0], norms[0], len(which))
     out = weights[0][0].new_empty(len(which), len(weights[0][0]))
     for k, (of_network, outputs) in enumerate(zip(weights, hidden)):
         rows = (which == k).nonzero().squeeze(1)
         if count := len(rows):
             if onednn_is_faster():  # it takes 10 ms to compile a product for each new number of rows
                 rows = torch.cat([rows, rows.new_zeros(-count % _ROWS)])
-            slope = _slope(of_network, [h.index_select(0, rows) for h in outputs], len(rows))
+            slope = _slope(of_network, [h.index_select(0, rows) for h in outputs], norms[k], len(rows))
             out.index_copy_(0, rows[:count], slope[:count])
     return out
 
 
-def _slope(weights: Sequence[Tensor], hidden: Sequence[Tensor], rows: int) -> Tensor:
+def _slope(weights: Sequence[Tensor], hidden: Sequence[Tensor], norms: Sequence[Tensor], rows: int) -> Tensor:
     """[rows, n] the derivative of one network's output by its inputs."""
+    hidden, kept = hidden[: len(weights) - 1], hidden[len(weights) - 1 :]
     if library.found is not None and hidden and dense.takes_all((*hidden, *weights)):
         outputs, ones = [*hidden, hidden[0].new_ones(rows, 1)], hidden[0].new_ones(rows, 1)
         x = hidden[0].new_empty(rows, len(weights[0]))  # is not read: no weight gets a gradient
-        found = dense.backward(x, weights, "relu", len(hidden), outputs, ones, None, True, turned=False)
+        found = dense.backward(x, weights, "relu", len(hidden), outputs, ones, None, True, False, norms, kept)
         assert found is not None
         return found
     slope = weights[-1].t().expand(rows, -1)

@@ -41,9 +41,9 @@ class ChoiceNetwork(nn.Module):
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         size = self.encoder.size
-        self.mlp = MLP(size, net.hidden, net.activation, init=net.init) if k is None else None
+        self.mlp = MLP(size, net.hidden, net.activation, init=net.init, norm=net.normed) if k is None else None
         self.out = nn.Linear(net.hidden[-1] if net.hidden else size, actions) if k is None else None
-        stack = None if k is None else StackedMLP(k, size, net.hidden, actions, net.activation, net.init)
+        stack = None if k is None else StackedMLP(k, size, net.hidden, actions, net.activation, net.init, net.normed)
         self.stack = stack
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:

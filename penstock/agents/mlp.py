@@ -55,6 +55,9 @@ _WIDE_AMD = 26
 _OF_NUMPY = (torch.float32, torch.float64)
 """Types of which numpy has vectorised functions."""
 
+_EPS = nn.LayerNorm(1).eps
+"""Under the root of a LayerNorm, in the kernel too."""
+
 _Linear, _Parameter = nn.Linear, nn.Parameter
 
 
@@ -85,6 +88,7 @@ class MLP(nn.Module):
     """[N, inputs] -> [N, hidden[-1]]: fully connected layers, each followed by the activation.
 
     Args:
+        norm: a LayerNorm (Ba et al. 2016) between each layer and its activation.
         gain: of orthogonal weights, with zero biases; None for the start of torch's Linear.
         init: how the weights start instead, by name; auto: by `gain`.
     """
@@ -97,6 +101,7 @@ class MLP(nn.Module):
         *,
         gain: float | None = math.sqrt(2.0),
         init: InitName = "auto",
+        norm: bool = False,
     ) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
@@ -106,14 +111,16 @@ class MLP(nn.Module):
         init_layers(self.layers, init)
         self.activation: Any = activation
         self.between = activations(activation, len(self.layers))
+        self.norms = nn.ModuleList(map(nn.LayerNorm, hidden)) if norm else None
 
     def forward(self, x: Tensor, out: nn.Module | None = None) -> Tensor:
         """`out`: an output layer to apply as well; see `through`."""
         layers: Any = self._modules["layers"]  # attribute look-ups on modules cost as much as a small product
+        norms: Any = self._modules.get("norms") or ()
         if (between := self._modules.get("between")) is None:
-            return run_layers(x, layers._modules.values(), self.activation, out)
-        for layer, activation in zip(layers, between):  # pyright: ignore[reportArgumentType]
-            x = activation(layer(x))
+            return run_layers(x, layers._modules.values(), self.activation, out, norms)
+        for i, (layer, activation) in enumerate(zip(layers, between)):  # pyright: ignore[reportArgumentType]
+            x = activation(norms[i](layer(x)) if norms else layer(x))
         return x if out is None else in_full(out, x)
 
 
@@ -136,15 +143,18 @@ def chain_by_kernel(agent: Any, kind: type, encoder: Any, body: nn.Module, out: 
     if library.found is None or not runs_directly() or not is_plain(body, MLP) or parts.get("between") is not None:
         return None
     weights = plain_weights((*parts["layers"]._modules.values(), out))
+    norms = plain_norms(parts.get("norms") or ())
     if (
         not weights
+        or norms is None
         or weights[-1].numel() != outputs
         or not dense.takes_all(weights)
         or not dense.fit(encoder.size, weights)
+        or not dense.norms_fit(norms, weights)
     ):
         return None
     seen = agent.preparation.for_kernel() if agent.preparation.active else {}
-    return None if seen is None else functools.partial(Acting, weights, cast(MLP, body).activation, **seen)
+    return None if seen is None else functools.partial(Acting, weights, norms, cast(MLP, body).activation, **seen)
 
 
 def out_of(body: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
@@ -152,32 +162,54 @@ def out_of(body: nn.Module | None, x: Tensor, out: nn.Module) -> Tensor:
     return in_full(out, x) if body is None else through(body, x, out)
 
 
-def run_layers(x: Tensor, hidden: Iterable[nn.Module], activation: Activation, out: nn.Module | None = None) -> Tensor:
+def run_layers(
+    x: Tensor,
+    hidden: Iterable[nn.Module],
+    activation: Activation,
+    out: nn.Module | None = None,
+    norms: Iterable[nn.Module] = (),
+) -> Tensor:
     """[N, inputs] -> [N, outputs]: layers, each followed by the activation, then an output layer if given.
 
-    Plain Linears run as one node of the graph, with their parameters of this moment; anything else as modules.
+    Plain Linears run as one node of the graph, with their parameters of this moment; anything else as modules. So do
+    plain `norms`, one before each activation, by the native kernel alone.
     """
     if type(x) is Tensor and x.dim() == 2 and runs_directly():
         weights = plain_weights(hidden if out is None else (*hidden, out))
-        if weights is not None:
-            return mlp_chain(x, activation, weights, out is not None)
+        plain = plain_norms(norms)
+        if weights is not None and plain is not None and (not plain or normed_by_kernel(x, weights, plain)):
+            return mlp_chain(x, activation, weights, out is not None, plain)
+    each = iter(norms)
     for layer in hidden:
         x = layer(x)
+        x = next(each)(x) if norms else x
         x = activate(x, activation)
     return x if out is None else in_full(out, x)
 
 
-def mlp_chain(x: Tensor, activation: Activation, weights: Sequence[Tensor], with_out: bool = False) -> Tensor:
+def normed_by_kernel(x: Tensor, weights: Sequence[Tensor], norms: Sequence[Tensor]) -> bool:
+    """True if the native kernel takes a chain of these weights with these norms."""
+    return library.found is not None and dense.takes(x, weights) and dense.norms_fit(norms, weights)
+
+
+def mlp_chain(
+    x: Tensor,
+    activation: Activation,
+    weights: Sequence[Tensor],
+    with_out: bool = False,
+    norms: Sequence[Tensor] = (),
+) -> Tensor:
     """[N, inputs] -> [N, outputs]: layers, each followed by the activation.
 
     Args:
         weights: weight and bias of each layer in turn. with_out: no activation after the last one.
+        norms: gain and shift of the LayerNorm before each activation, which only the kernel has.
     """
     activated = len(weights) // 2 - with_out
     if library.found is not None and weights and dense.takes(x, weights):
         if torch.is_grad_enabled():
-            return _NativeChain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
-        return dense.last(x, weights, activation, activated)
+            return _NativeChain.apply(x, activation, activated, len(norms), *weights, *norms)  # pyright: ignore[reportReturnType]
+        return dense.last(x, weights, activation, activated, norms)
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]
     acts = torch.is_inference_mode_enabled()
@@ -223,23 +255,27 @@ class _Chain(torch.autograd.Function):
 
 
 class _NativeChain(torch.autograd.Function):
-    """The same by the native kernel."""
+    """The same by the native kernel; the last `normed` parameters are those of norms."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: Any, activated: int, *parameters: Tensor) -> Tensor:
-        outputs = dense.forward(x, parameters, activation, activated)
-        ctx.activation, ctx.activated, ctx.layers = activation, activated, len(outputs)
-        ctx.save_for_backward(x, *outputs, *parameters[::2])
+    def forward(ctx: Any, x: Tensor, activation: Any, activated: int, normed: int, *parameters: Tensor) -> Tensor:
+        weights, norms = parameters[: len(parameters) - normed], parameters[len(parameters) - normed :]
+        kept = dense.room(len(x), norms)
+        outputs = dense.forward(x, weights, activation, activated, norms=norms, kept=kept)
+        ctx.activation, ctx.activated, ctx.layers, ctx.normed = activation, activated, len(outputs), normed
+        ctx.save_for_backward(x, *outputs, *norms, *kept, *weights[::2])
         return outputs[-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, *saved = ctx.saved_tensors
-        outputs, weights = saved[: ctx.layers], saved[ctx.layers :]
+        n, m = ctx.layers, ctx.normed  # norms, and as many tensors that they kept
+        outputs, norms, kept, weights = saved[:n], saved[n : n + m], saved[n + m : n + 2 * m], saved[n + 2 * m :]
         into = [t for w in weights for t in (torch.empty_like(w), w.new_empty(len(w)))]
+        into += [torch.empty_like(p) for p in norms]
         how = ctx.activation, ctx.activated, outputs, upstream[0], into, ctx.needs_input_grad[0]
-        return dense.backward(x, weights, *how), None, None, *into
+        return dense.backward(x, weights, *how, norms=norms, kept=kept), None, None, None, *into
 
 
 def relu_backward(gradient: Tensor, output: Tensor, own: bool) -> Tensor:
@@ -371,3 +407,13 @@ def plain_weights(layers: Iterable[nn.Module]) -> list[Tensor] | None:
                 return None
             weights.append(x)
     return weights
+
+
+def plain_norms(norms: Iterable[nn.Module]) -> list[Tensor] | None:
+    """Gain and shift of each LayerNorm in turn, as they are at this moment; None if one is not plain."""
+    found: list[Any] = []
+    for norm in norms:
+        if not is_plain(norm, nn.LayerNorm) or norm.eps != _EPS:
+            return None
+        found += [norm.weight, norm.bias]
+    return found if are_plain(found) else None

@@ -59,6 +59,8 @@ class Net:
     activation: ActivationName | Callable[..., Any] = "tanh"
     """Activation between fully connected layers, by name or as a class of modules (`module:NAME`). tanh suits policy
     gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
+    norm: Literal["none", "layer"] = "none"
+    """`layer`: a LayerNorm (Ba et al. 2016) between each fully connected layer and its activation."""
     init: InitName = "auto"
     """Initialisation of hidden layers and image networks; `torch`: torch's own. `auto`, and output layers always: as
     each algorithm's page says."""
@@ -139,6 +141,11 @@ class Net:
     def is_recurrent(self) -> bool:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
+
+    @property
+    def normed(self) -> bool:
+        """True if fully connected layers have a LayerNorm."""
+        return self.norm == "layer"
 
     def of(self, part: Literal["actor", "critic"]) -> Net:
         """The settings of a separate actor or critic network, with its widths as `hidden`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from penstock.agents.mlp import are_plain, is_plain, mlp_chain
+from penstock.agents.mlp import are_plain, is_plain, mlp_chain, normed_by_kernel, plain_norms
 from penstock.native.direct import runs_directly
 from penstock.ops.activations import AnyActivation, activate, activations
 
@@ -63,26 +63,35 @@ class NoisyMLP(nn.Module):
     """[N, inputs] -> [N, hidden[-1]]: noisy layers, each followed by the activation."""
 
     def __init__(
-        self, inputs: int, hidden: tuple[int, ...], sigma: float = 0.5, activation: AnyActivation = "relu"
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        sigma: float = 0.5,
+        activation: AnyActivation = "relu",
+        norm: bool = False,
     ) -> None:
         super().__init__()
         self.size = hidden[-1] if hidden else inputs
         self.layers = nn.ModuleList(NoisyLinear(i, o, sigma) for i, o in zip((inputs, *hidden), hidden))
         self._activation: Any = activation
         self.between = activations(activation, len(self.layers))
+        self.norms = nn.ModuleList(map(nn.LayerNorm, hidden)) if norm else None
 
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self.layers)
+        norms: Any = self.norms
         if self.between is not None:
-            for layer, activation in zip(layers, self.between):
-                x = activation(layer(x))
+            for i, (layer, activation) in enumerate(zip(layers, self.between)):
+                x = activation(layer(x) if norms is None else norms[i](layer(x)))
             return x
-        if x.dim() == 2 and runs_directly() and all(is_plain(layer, NoisyLinear) for layer in layers):
+        plain = plain_norms(norms or ())
+        if x.dim() == 2 and runs_directly() and plain is not None and all(is_plain(x, NoisyLinear) for x in layers):
             weights: list[Tensor] = [p for layer in layers for p in layer.noised()]
-            if are_plain((x, *weights)):
-                return mlp_chain(x, self._activation, weights)
-        for layer in layers:
-            x = activate(layer(x), self._activation)
+            if are_plain((x, *weights)) and (not plain or normed_by_kernel(x, weights, plain)):
+                return mlp_chain(x, self._activation, weights, norms=plain)
+        for i, layer in enumerate(layers):
+            x = layer(x) if norms is None else norms[i](layer(x))
+            x = activate(x, self._activation)
         return x
 
 

@@ -72,6 +72,7 @@ def q_agent(spec: EnvSpec, settings: QSettings, network: nn.Module | None = None
         ladder=settings.ladder,
         records_q=settings.records_q,
         eps_eval=getattr(settings, "eps_eval", 0.0),
+        has_target=getattr(settings, "has_target", True),
         network=network,
     )
     if getattr(settings, "distributional", "none") == "c51":
@@ -105,8 +106,8 @@ class QNetwork(nn.Module):
 
         def layers(inputs: int, hidden: tuple[int, ...]) -> nn.Module:
             if sigma is None:
-                return MLP(inputs, hidden, net.activation, gain=None, init=net.init)
-            return NoisyMLP(inputs, hidden, sigma, net.activation)
+                return MLP(inputs, hidden, net.activation, gain=None, init=net.init, norm=net.normed)
+            return NoisyMLP(inputs, hidden, sigma, net.activation, net.normed)
 
         def linear(inputs: int, outputs: int) -> nn.Module:
             return nn.Linear(inputs, outputs) if sigma is None else NoisyLinear(inputs, outputs, sigma)
@@ -168,6 +169,7 @@ class QAgent(Agent):
             evenly in logarithm from `epsilon_low` up to `epsilon` (rlpyt).
         records_q: record Q of the action and the largest Q, for priorities of fresh rows.
         eps_eval: chance of a random action in evaluations that are deterministic else.
+        has_target: False leaves the target network out (PQN).
         network: a Q network of your own; see `q_agent`.
     """
 
@@ -191,6 +193,7 @@ class QAgent(Agent):
         ladder: Ladder = "none",
         records_q: bool = False,
         eps_eval: float = 0.0,
+        has_target: bool = True,
         network: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -222,7 +225,7 @@ class QAgent(Agent):
             if network is None
             else own_q_network(network, spec, seen, self.actions, outputs, net.is_recurrent)
         )
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.target: Any = copy.deepcopy(self.online).requires_grad_(False) if has_target else None
         self._ladder, self._records_q, self.is_noisy = ladder, records_q, noisy
         self.env_ranks, self.noise_size = True, 3
         self._eps_eval, self.evaluates_with_noise = eps_eval, eps_eval > 0.0
@@ -243,6 +246,10 @@ class QAgent(Agent):
         if explored.tolist() != wanted:  # asked twice for each batch
             explored.copy_(torch.from_numpy(np.array(wanted)))
             self._spread(*wanted)
+
+    @property
+    def needs_statistics(self) -> bool:
+        return self.target is None and self.preparation.active and self.preparation.empty
 
     def renew_noise(self, rng: np.random.Generator) -> None:
         if self.is_noisy:

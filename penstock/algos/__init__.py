@@ -20,6 +20,7 @@ ALGOS = {
     "mappo": "penstock.algos.mappo:MAPPO",
     "marwil": "penstock.algos.marwil:MARWIL",
     "ppo": "penstock.algos.ppo:PPO",
+    "pqn": "penstock.algos.pqn:PQN",
     "qmix": "penstock.algos.qmix:QMIX",
     "r2d1": "penstock.algos.r2d1:R2D1",
     "sac": "penstock.algos.sac:SAC",

@@ -18,7 +18,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.learn.algorithm import Loss, Optimizer, OptimizerFn, Optimizers
 from penstock.native import updates
 
-OptimizerName = Literal["adam", "adamw", "rmsprop"]
+OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
 _SMALLEST = sys.float_info.min
 _ADAM: Any = torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _ADAMW: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -99,7 +99,7 @@ def make_optimizer(
     """An optimizer as `settings.lr`, `optimizer`, `weight_decay` and `adam_eps` describe it.
 
     RMSprop has the alpha of OpenAI baselines' A2C, 0.99, and torch's form: eps is added to the root of the mean
-    square, which starts at 0. In A3C's appendix (Mnih et al. 2016) and in TensorFlow's, theirs, it is added under it.
+    square, which starts at 0. RAdam (Liu et al. 2020) is torch's. In A3C's appendix (Mnih et al. 2016) and in TensorFlow's, theirs, it is added under it.
 
     Args:
         lr: of these parameters; None for `settings.lr`, whose schedule it follows in proportion.
@@ -115,6 +115,9 @@ def make_optimizer(
     if kind == "rmsprop":
         group = {"params": list(parameters), "lr_scale": own / of_all}
         return RMSprop([group], lr=own, alpha=0.99, eps=eps, weight_decay=decay, foreach=True)
+    if kind == "radam":
+        group = {"params": list(parameters), "lr_scale": own / of_all}
+        return torch.optim.RAdam([group], lr=own, eps=eps, weight_decay=decay, foreach=True)
     return Adam(parameters, lr=own, eps=eps, lr_scale=own / of_all, weight_decay=decay, decoupled=kind == "adamw")
 
 

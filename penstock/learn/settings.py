@@ -66,7 +66,7 @@ class Settings:
     discount: Chance = 0.99
     """Weight of the next step's value, usually 0.9 to 0.999."""
     optimizer: OptimizerName = "adam"
-    """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019) or rmsprop."""
+    """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019), radam (Liu et al. 2020) or rmsprop."""
     weight_decay: NotNegative | None = None
     """Weight decay: adamw shrinks weights by lr times this each step, usually 1e-4 to 1e-2; the others add it to
     gradients as L2. None: the optimizer's default, 0.01 with adamw, 0 with the others."""

@@ -34,6 +34,7 @@ class _Plan(ctypes.Structure):
         ("spread", ctypes.c_float),
         ("epsilon", _POINTER),
         ("epsilons", ctypes.c_long),
+        ("norm", _POINTER),
         ("evaluates", ctypes.c_int),
         ("evaluated", ctypes.c_float),
     ]
@@ -44,18 +45,24 @@ class Acting:
 
     Args:
         weights: weight and bias of each layer in turn, which fit (`dense.fit`); no activation after the last.
+        norms: gain and shift in turn of the LayerNorm before each activation, which fit too (`dense.norms_fit`).
         n: choices, or elements of a box. given: numbers and tensors by their names in `struct Acting`, float32 [n], and
             float64 [inputs] of a normaliser.
     """
 
-    def __init__(self, weights: Sequence[Tensor], activation: str, head: Head, n: int, **given: Any) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], norms: Sequence[Tensor], activation: str, head: Head, n: int, **given: Any
+    ) -> None:
         layers = len(weights) // 2
         widths = dense.as_ints((weights[0].shape[1], *[w.shape[0] for w in weights[::2]]))
         parameters = dense.addresses(weights)
         numbers = {name: x.data_ptr() if isinstance(x, Tensor) else x for name, x in given.items()}
         at = ctypes.addressof(widths), ctypes.addressof(parameters)
+        of_norms = dense.addresses(norms)
+        if norms:
+            numbers["norm"] = ctypes.addressof(of_norms)
         plan = _Plan(_HEADS[head], layers, dense.ACTIVATIONS[activation], n, *at, **numbers)
-        self._held = plan, widths, parameters, weights, given  # the kernel reads all of these
+        self._held = plan, widths, parameters, weights, of_norms, norms, given  # the kernel reads all of these
         self._at = ctypes.addressof(plan)
         self._inputs, self._noise = widths[0], {"categorical": 1, "greedy": 3}.get(head, n)
         chooses = head in ("categorical", "greedy")

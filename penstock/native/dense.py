@@ -1,7 +1,8 @@
 """Chains of dense layers by the native kernel: forward, and backward from outputs that were kept.
 
 A layer has a weight [outputs, inputs] as torch's Linear (`turned`) or [inputs, outputs], and a bias. The first
-`activated` layers are followed by the activation.
+`activated` layers are followed by the activation; in front of it they have a LayerNorm, where `norms` are given: gain
+[outputs] and shift of each in turn.
 """
 
 from __future__ import annotations
@@ -43,13 +44,29 @@ def takes_all(tensors: Sequence[Tensor]) -> bool:
     return all(x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
 
 
+def norms_fit(norms: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
+    """True if there are no norms, or each has as many numbers as the bias of its layer, and `takes_all` holds."""
+    return all(x.numel() == parameters[i // 2 * 2 + 1].numel() for i, x in enumerate(norms)) and takes_all(norms)
+
+
+def room(rows: int, norms: Sequence[Tensor]) -> list[Tensor]:
+    """Memory for `kept` of `forward` and `backward`: normalised numbers [N, width] and inverse deviations [N] in turn."""
+    return [torch.empty(shape) for gain in norms[::2] for shape in ((rows, gain.numel()), (rows,))]
+
+
 def forward(
-    x: Tensor, parameters: Sequence[Tensor], activation: str, activated: int, turned: bool = True
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    activation: str,
+    activated: int,
+    turned: bool = True,
+    norms: Sequence[Tensor] = (),
+    kept: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     """The outputs [N, width] of every layer for rows [N, inputs].
 
     Args:
-        parameters: weight and bias of each layer in turn.
+        parameters: weight and bias of each layer in turn. kept: `room`, written for `backward`.
     """
     x = x.contiguous()
     weights, widths = parameters[::2], _widths_of(x, parameters[::2], turned)
@@ -65,12 +82,16 @@ def forward(
         ACTIVATIONS[activation],
         activated,
         turned,
+        addresses(norms) if norms else None,
+        addresses(kept) if kept else None,
         addresses(outputs),
     )
     return outputs
 
 
-def last(x: Tensor, parameters: Sequence[Tensor], activation: str, activated: int) -> Tensor:
+def last(
+    x: Tensor, parameters: Sequence[Tensor], activation: str, activated: int, norms: Sequence[Tensor] = ()
+) -> Tensor:
     """The output [N, width] of the last layer alone, for weights [outputs, inputs]: `forward` with less around it."""
     if not x.is_contiguous():
         x = x.contiguous()
@@ -84,6 +105,7 @@ def last(x: Tensor, parameters: Sequence[Tensor], activation: str, activated: in
         addresses(parameters),
         ACTIVATIONS[activation],
         activated,
+        addresses(norms) if norms else None,
         out.data_ptr(),
     )
     return out
@@ -99,12 +121,14 @@ def backward(
     into: Sequence[Tensor] | None,
     for_x: bool,
     turned: bool = True,
+    norms: Sequence[Tensor] = (),
+    kept: Sequence[Tensor] = (),
 ) -> Tensor | None:
     """The gradient [N, inputs] of the rows, if `for_x`, by that of the last output [N, width].
 
     Args:
-        outputs: as `forward` returned them. into: tensors for the gradients of weight and bias of each layer in turn;
-            None for none.
+        outputs, kept: as `forward` returned and wrote them. into: tensors for the gradients of weight and bias of each
+            layer in turn, and then of norms; None for none.
     """
     x, gradient = x.contiguous(), gradient.contiguous()
     widths, rows = _widths_of(x, weights, turned), len(x)
@@ -119,10 +143,13 @@ def backward(
         ACTIVATIONS[activation],
         activated,
         turned,
+        addresses(norms) if norms else None,
+        addresses(kept) if norms else None,
         addresses(outputs),
         gradient.data_ptr(),
-        None if into is None else addresses(into[::2]),
-        None if into is None else addresses(into[1::2]),
+        None if into is None else addresses(into[: 2 * len(weights) : 2]),
+        None if into is None else addresses(into[1 : 2 * len(weights) : 2]),
+        None if into is None or not norms else addresses(into[2 * len(weights) :]),
         None if found is None else found.data_ptr(),
         spare[0].data_ptr(),
         spare[1].data_ptr(),

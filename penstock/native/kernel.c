@@ -144,13 +144,18 @@ typedef void Gaussian(const float *, long, int, const float *, const float *, co
                       float *, float *);
 typedef void Control(const float *, long, int, int, float, const float *, const float *, const float *, float *);
 typedef void Forward(const float *, long, int, const int *, const float *const *, const float *const *, int, int, int,
-                     float *const *);
-typedef void Backward(const float *, long, int, const int *, const float *const *, int, int, int, float *const *,
-                      const float *, float *const *, float *const *, float *, float *, float *);
+                     const float *const *, float *const *, float *const *);
+typedef void Backward(const float *, long, int, const int *, const float *const *, int, int, int, const float *const *,
+                      float *const *, float *const *, const float *, float *const *, float *const *, float *const *,
+                      float *, float *, float *);
+typedef void LayerNorm(const float *, long, int, const float *, const float *, int, float *, float *, float *);
+typedef void LayerNormBack(const float *, const float *, long, int, const float *, int, const float *, const float *,
+                           float *, float *, float *);
 #define KERNEL(isa)                                                                                                    \
     {                                                                                                                  \
         #isa, forward_##isa, backward_##isa, squares_##isa, adam_##isa, rmsprop_##isa, apply_##isa,                 \
-            orthonormal_##isa, log_softmax_##isa, categorical_##isa, gaussian_##isa, control_##isa                                                                                             \
+            orthonormal_##isa, log_softmax_##isa, categorical_##isa, gaussian_##isa, control_##isa, layer_norm_##isa,       \
+            layer_norm_back_##isa                                                                                             \
     }
 static const struct Kernel {
     const char *name;
@@ -165,6 +170,8 @@ static const struct Kernel {
     Categorical *categorical;
     Gaussian *gaussian;
     Control *control;
+    LayerNorm *layer_norm;
+    LayerNormBack *layer_norm_back;
 } kernels[] = {
 #if defined(__x86_64__)
     KERNEL(avx512),
@@ -193,7 +200,7 @@ static int runs(const char *name)
 /* _FUNCTIONS of library.py. */
 API int version(void)
 {
-    return 4;
+    return 5;
 }
 
 /* Chooses the instructions of this name, or with "" the widest; returns the name, 0 if this processor lacks them. */
@@ -207,16 +214,19 @@ API const char *choose(const char *name)
     return 0;
 }
 
-/* [rows, width[0]] -> out[l] [rows, width[l + 1]] of every layer; the first `activated` layers have the activation. */
+/* [rows, width[0]] -> out[l] [rows, width[l + 1]] of every layer; the first `activated` layers have the activation.
+   `norm`: gain and shift in turn of the LayerNorm before each activation (0: none), of which `kept` takes the normalised
+   numbers [rows, width[l + 1]] and the inverse deviations [rows] in turn, for `backward`. */
 API void forward(const float *x, long rows, int layers, const int *width, const float *const *weight,
-                 const float *const *bias, int activation, int activated, int turned, float *const *out)
+                 const float *const *bias, int activation, int activated, int turned, const float *const *norm,
+                 float *const *kept, float *const *out)
 {
-    kernel->forward(x, rows, layers, width, weight, bias, activation, activated, turned, out);
+    kernel->forward(x, rows, layers, width, weight, bias, activation, activated, turned, norm, kept, out);
 }
 
 /* The last of these outputs alone, for weights as torch's Linear has them; `parameter`: weight and bias in turn. */
 API void last(const float *x, long rows, int layers, const int *width, const float *const *parameter, int activation,
-              int activated, float *out)
+              int activated, const float *const *norm, float *out)
 {
     const float *weight[layers], *bias[layers];
     float *each[layers];
@@ -231,17 +241,34 @@ API void last(const float *x, long rows, int layers, const int *width, const flo
         hidden += rows * width[l + 1];
     }
     each[layers - 1] = out;
-    kernel->forward(x, rows, layers, width, weight, bias, activation, activated, 1, each);
+    kernel->forward(x, rows, layers, width, weight, bias, activation, activated, 1, norm, 0, each);
 }
 
 /* Gradients by `gradient` [rows, width[layers]] of the last output: of weights and biases (0: not wanted), and of x (0:
-   not wanted). `spare` is two buffers of [rows, largest width]. */
+   not wanted), and of gains and shifts in turn (`for_norm`; 0: not wanted). `spare` is two buffers of [rows, largest
+   width]. */
 API void backward(const float *x, long rows, int layers, const int *width, const float *const *weight, int activation,
-                  int activated, int turned, float *const *out, const float *gradient, float *const *for_weight,
-                  float *const *for_bias, float *for_x, float *spare0, float *spare1)
+                  int activated, int turned, const float *const *norm, float *const *kept, float *const *out,
+                  const float *gradient, float *const *for_weight, float *const *for_bias, float *const *for_norm,
+                  float *for_x, float *spare0, float *spare1)
 {
-    kernel->backward(x, rows, layers, width, weight, activation, activated, turned, out, gradient, for_weight, for_bias,
-                     for_x, spare0, spare1);
+    kernel->backward(x, rows, layers, width, weight, activation, activated, turned, norm, kept, out, gradient,
+                     for_weight, for_bias, for_norm, for_x, spare0, spare1);
+}
+
+/* y = gain (x - mean) / root(variance + 1e-5) + shift for each row of x [rows, n] (Ba et al. 2016, equation 4), and what
+   `layer_norm_back` needs: `normal` [rows, n] and `inverse` [rows]. y may be x. */
+API void layer_norm(const float *x, long rows, int n, const float *gain, const float *shift, float *y, float *normal,
+                    float *inverse)
+{
+    kernel->layer_norm(x, rows, n, gain, shift, NONE, y, normal, inverse);
+}
+
+/* The gradient of x by that of y, and those of gain and shift [n] (0: not wanted). */
+API void layer_norm_back(const float *gradient, long rows, int n, const float *gain, const float *normal,
+                         const float *inverse, float *for_x, float *for_gain, float *for_shift)
+{
+    kernel->layer_norm_back(gradient, 0, rows, n, gain, NONE, normal, inverse, for_x, for_gain, for_shift);
 }
 
 /* y = f(x), element by element, for f of the list at the top: EXP, LOG, LOG1P, TANH_OF, and NORMAL, the standard normal
@@ -374,6 +401,7 @@ struct Acting {
     float spread; /* of a POINT's noise */
     const float *epsilon; /* [epsilons] of GREEDY, by slot */
     long epsilons;
+    const float *const *norm; /* gain and shift in turn of the LayerNorm before each activation; 0: none */
     int evaluates;
     float evaluated; /* the chance of slots below 0, where they are evaluated by chance */
 };
@@ -394,7 +422,7 @@ API void act(const struct Acting *by, const float *x, long rows, const float *un
             }
         x = seen;
     }
-    last(x, rows, by->layers, by->width, by->parameter, by->activation, by->layers - 1, out);
+    last(x, rows, by->layers, by->width, by->parameter, by->activation, by->layers - 1, by->norm, out);
     switch (by->head) {
     case CATEGORICAL: kernel->categorical(out, rows, n, 0, uniform, by->start, chosen, logp); return;
     case GAUSSIAN:
@@ -476,6 +504,15 @@ HIDDEN V NAME(activated)(V x, int act)
     return act == TANH ? NAME(tanh_of)(x) : act == RELU ? HIGHER(ALL(0.0f), x) : act == ELU ? NAME(elu_of)(x) : x;
 }
 
+/* The gradient before the activation by that behind it and its output. */
+HIDDEN V NAME(before)(V gradient, V out, int act)
+{
+    return act == RELU   ? WHERE_ABOVE_0(out, gradient)
+           : act == TANH ? MUL(gradient, SUB(ALL(1.0f), MUL(out, out)))
+           : act == ELU  ? MUL(gradient, ADD(LOWER(ALL(0.0f), out), ALL(1.0f)))
+                         : gradient;
+}
+
 /* A tile of R rows and `wide` vectors of columns, of panels of N: y = act(a b + bias), or in a backward pass y = (a b) times the derivative of the
    activation, a function of its output `by`. `a` has a row a row (`along` 0), or a row a column (1). */
 #define TILE_NAME(R, wide) JOIN(JOIN(NAME(tile), R), wide)
@@ -503,11 +540,7 @@ HIDDEN V NAME(activated)(V x, int act)
                 V x = sum[r][c];                                                                                       \
                 int here = columns - c * W < W ? columns - c * W : W;                                                  \
                 if (by) {                                                                                              \
-                    V out = NAME(some)(by + r * ldby + c * W, here);                                                   \
-                    x = act == RELU ? WHERE_ABOVE_0(out, x)                                                            \
-                        : act == TANH ? MUL(x, SUB(ALL(1.0f), MUL(out, out)))                                          \
-                        : act == ELU  ? MUL(x, ADD(LOWER(ALL(0.0f), out), ALL(1.0f)))                                  \
-                                      : x;                                                                             \
+                    x = NAME(before)(x, NAME(some)(by + r * ldby + c * W, here), act);                                 \
                 } else                                                                                                 \
                     x = NAME(activated)(x, act);                                                                       \
                 if (here == W)                                                                                         \
@@ -650,24 +683,134 @@ static void NAME(column_sums)(const float *x, long m, int n, float *sums)
     }
 }
 
+#define LANES 16 /* partial sums, which any width of vectors can hold: lane i has the numbers i, i + LANES, ... */
+#define EACH_VECTOR(...) /* with its first number i, how many it has (here), and its lanes c */                         \
+    {                                                                                                                  \
+        int done = 0;                                                                                                  \
+        for (; done + LANES <= n; done += LANES)                                                                       \
+            _Pragma("GCC unroll 16") for (int c = 0; c < LANES / W; c++)                                               \
+            {                                                                                                          \
+                const int i = done + c * W, here = W;                                                                  \
+                __VA_ARGS__                                                                                            \
+            }                                                                                                          \
+        _Pragma("GCC unroll 16") for (int c = 0; c < LANES / W; c++)                                                   \
+        {                                                                                                              \
+            const int i = done + c * W, here = n - i < W ? n - i : W;                                                  \
+            if (here > 0) {                                                                                            \
+                __VA_ARGS__                                                                                            \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+HIDDEN float NAME(total)(const V *sum)
+{
+    float lane[LANES];
+    for (int c = 0; c < LANES / W; c++)
+        STORE(lane + c * W, sum[c]);
+    Four part[4];
+    memcpy(part, lane, sizeof lane);
+    part[0] = (part[0] + part[2]) + (part[1] + part[3]);
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
+}
+
+/* Stores the first n < W or all W floats. */
+HIDDEN void NAME(put)(float *y, V x, int n)
+{
+    float part[W];
+    if (n == W)
+        STORE(y, x);
+    else {
+        STORE(part, x);
+        memcpy(y, part, n * sizeof(float));
+    }
+}
+
+/* y = act(gain (x - mean) / root(variance + 1e-5) + shift) row by row; `normal` and `inverse` (0: not kept) take what the
+   way back needs. */
+static void NAME(layer_norm)(const float *x, long rows, int n, const float *gain, const float *shift, int act, float *y,
+                             float *normal, float *inverse)
+{
+    const float each = 1.0f / (float)n;
+    for (long r = 0; r < rows; r++, x += n, y += n) {
+        V sum[LANES / W], square[LANES / W];
+        for (int c = 0; c < LANES / W; c++)
+            sum[c] = square[c] = ALL(0.0f);
+        EACH_VECTOR(sum[c] = ADD(sum[c], NAME(some)(x + i, here));)
+        const V mean = ALL(NAME(total)(sum) * each);
+        EACH_VECTOR(V off = SUB(NAME(some)(x + i, here), mean); float part[W]; if (here < W) {
+            STORE(part, off);
+            off = NAME(some)(part, here);
+        } square[c] = FMA(off, off, square[c]);)
+        const float scale = 1.0f / __builtin_sqrtf(NAME(total)(square) * each + 1e-5f);
+        EACH_VECTOR(V z = MUL(SUB(NAME(some)(x + i, here), mean), ALL(scale));
+                    V out = FMA(z, NAME(some)(gain + i, here), NAME(some)(shift + i, here));
+                    if (normal) NAME(put)(normal + r * n + i, z, here);
+                    NAME(put)(y + i, NAME(activated)(out, act), here);)
+        if (inverse)
+            inverse[r] = scale;
+    }
+}
+
+/* for_x [rows, n], which may be `gradient`, by the gradient of y = `out`. */
+static void NAME(layer_norm_back)(const float *gradient, const float *out, long rows, int n, const float *gain, int act,
+                                  const float *normal, const float *inverse, float *for_x, float *for_gain,
+                                  float *for_shift)
+{
+    for (int i = 0; i < n && for_gain; i++)
+        for_gain[i] = for_shift[i] = 0.0f;
+    const float each = 1.0f / (float)n;
+    for (long r = 0; r < rows; r++, gradient += n, normal += n, for_x += n) {
+        V sum[LANES / W], product[LANES / W];
+        for (int c = 0; c < LANES / W; c++)
+            sum[c] = product[c] = ALL(0.0f);
+        /* The gradient of the normalised numbers z, and its sums, alone and times z. */
+        EACH_VECTOR(V own = NAME(some)(gradient + i, here); V z = NAME(some)(normal + i, here);
+                    if (out) own = NAME(before)(own, NAME(some)(out + r * n + i, here), act);
+                    if (for_gain) {
+                        NAME(put)(for_gain + i, FMA(own, z, NAME(some)(for_gain + i, here)), here);
+                        NAME(put)(for_shift + i, ADD(own, NAME(some)(for_shift + i, here)), here);
+                    } own = MUL(own, NAME(some)(gain + i, here));
+                    NAME(put)(for_x + i, own, here); sum[c] = ADD(sum[c], own);
+                    product[c] = FMA(own, z, product[c]);)
+        const V mean = ALL(NAME(total)(sum) * each), slope = ALL(NAME(total)(product) * each);
+        EACH_VECTOR(V off = SUB(SUB(NAME(some)(for_x + i, here), mean), MUL(slope, NAME(some)(normal + i, here)));
+                    NAME(put)(for_x + i, MUL(ALL(inverse[r]), off), here);)
+    }
+}
+#undef EACH_VECTOR
+#undef LANES
+
 static void NAME(forward)(const float *x, long rows, int layers, const int *width, const float *const *weight,
-                          const float *const *bias, int activation, int activated, int turned, float *const *out)
+                          const float *const *bias, int activation, int activated, int turned,
+                          const float *const *norm, float *const *kept, float *const *out)
 {
     for (int l = 0; l < layers; l++) {
-        int k = width[l], n = width[l + 1], act = l < activated ? activation : NONE;
+        int k = width[l], n = width[l + 1], normed = norm && l < activated, act = l < activated && !normed ? activation : NONE;
         const float *input = l ? out[l - 1] : x;
         if (turned && rows <= 2 * W)
             NAME(few)(rows, n, k, input, weight[l], out[l], bias[l], act);
         else
             NAME(product)(0, turned, rows, n, k, input, k, weight[l], turned ? k : n, out[l], bias[l], act, 0);
+        if (normed)
+            NAME(layer_norm)(out[l], rows, n, norm[2 * l], norm[2 * l + 1], activation, out[l], kept ? kept[2 * l] : 0,
+                             kept ? kept[2 * l + 1] : 0);
     }
 }
 
 static void NAME(backward)(const float *x, long rows, int layers, const int *width, const float *const *weight,
-                           int activation, int activated, int turned, float *const *out, const float *gradient,
-                           float *const *for_weight, float *const *for_bias, float *for_x, float *spare0, float *spare1)
+                           int activation, int activated, int turned, const float *const *norm, float *const *kept,
+                           float *const *out, const float *gradient, float *const *for_weight, float *const *for_bias,
+                           float *const *for_norm, float *for_x, float *spare0, float *spare1)
 {
-    if (activated == layers && activation != NONE) { /* the last output has the activation, too */
+#define BACK(l, from, into)                                                                                            \
+    NAME(layer_norm_back)(from, out[l], rows, width[l + 1], norm[2 * (l)], activation, kept[2 * (l)],                  \
+                          kept[2 * (l) + 1], into, for_norm ? for_norm[2 * (l)] : 0,                                   \
+                          for_norm ? for_norm[2 * (l) + 1] : 0)
+    if (activated == layers && norm) {
+        BACK(layers - 1, gradient, spare0);
+        gradient = spare0;
+        spare0 = spare1;
+        spare1 = (float *)gradient;
+    } else if (activated == layers && activation != NONE) { /* the last output has the activation, too */
         long size = rows * width[layers];
         const float *y = out[layers - 1];
         for (long i = 0; i < size; i++)
@@ -692,12 +835,15 @@ static void NAME(backward)(const float *x, long rows, int layers, const int *wid
         if (l || for_x) {
             float *before = l ? spare0 : for_x;
             NAME(product)(0, !turned, rows, k, n, gradient, n, weight[l], turned ? k : n, before, 0,
-                          l && l - 1 < activated ? activation : NONE, l ? input : 0);
+                          l && l - 1 < activated && !norm ? activation : NONE, l && !norm ? input : 0);
+            if (norm && l && l - 1 < activated)
+                BACK(l - 1, before, before);
             gradient = before;
             spare0 = spare1;
             spare1 = before;
         }
     }
+#undef BACK
 }
 
 /* Functions of one number, by fused multiply-adds in a fixed order. Where a branch would be, both are computed. */

@@ -13,7 +13,7 @@ VARIABLE = "PENSTOCK_NATIVE"
 compute everything; avx512, avx2, neon or scalar choose instructions, for tests."""
 VERSION = 3
 """Version of the order in which sums are made; libraries of one version give equal bits."""
-_FUNCTIONS = 4
+_FUNCTIONS = 5
 """Version of what kernel.c can compute."""
 TORCH = "torch"
 """Name of what computes without the library."""
@@ -21,12 +21,14 @@ TORCH = "torch"
 
 _ADDRESS, _COUNT, _SIZE, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_double
 _ARGUMENTS: dict[str, list[Any]] = {
-    "forward": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS],
-    "last": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS],
+    "forward": [_ADDRESS, _SIZE, _COUNT, *([_ADDRESS] * 3), _COUNT, _COUNT, _COUNT, *([_ADDRESS] * 3)],
+    "last": [_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS],
     "backward": [
-        *(_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS),
-        *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+        *(_ADDRESS, _SIZE, _COUNT, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT),
+        *([_ADDRESS] * 10),
     ],
+    "layer_norm": [_ADDRESS, _SIZE, _COUNT, *([_ADDRESS] * 5)],
+    "layer_norm_back": [_ADDRESS, _SIZE, _COUNT, *([_ADDRESS] * 6)],
     "apply": [_COUNT, _ADDRESS, _SIZE, _ADDRESS],
     "squares": [_COUNT, _ADDRESS, _ADDRESS, _ADDRESS],
     "adam": [_COUNT, *([_ADDRESS] * 6), *([_DOUBLE] * 5), _COUNT],

@@ -1,0 +1,249 @@
+"""LayerNorm between layers and activations: the equation, by the kernel and by torch, rows alone, and all that nets do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock as ps
+from penstock.agents.critics import StackedMLP, least
+from penstock.agents.mlp import MLP, through
+from penstock.agents.noisy import NoisyMLP
+from penstock.core.errors import CheckpointError, ConfigError
+from penstock.core.spec import EnvSpec, LeafSpec
+from penstock.native import dense, library
+from penstock.testing import check_agent
+
+VECTOR = LeafSpec("box", (3,), "float32", -1.0, 1.0)
+CHOICES = EnvSpec(VECTOR, LeafSpec("discrete", (), "int64", sizes=(4,), start=2))
+BOXES = EnvSpec(VECTOR, LeafSpec("box", (2,), "float32", -1.0, 1.0))
+WAYS = ["kernel", "torch"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By the kernel, where there is one, and by torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(library, "found", None)
+    elif library.found is None:
+        pytest.skip("the kernel was not built")
+    return request.param
+
+
+def by_hand(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """Ba et al. 2016, equation 4, in float64."""
+    x = x.double()
+    off = x - x.mean(-1, keepdim=True)
+    return gain.double() * off / (off.square().mean(-1, keepdim=True) + 1e-5).sqrt() + shift.double()
+
+
+def moved(module: nn.Module) -> nn.Module:
+    """The module with parameters that are nowhere 0 or 1."""
+    generator = torch.Generator().manual_seed(5)
+    for p in module.parameters():
+        p.data.add_(0.3 * torch.randn(p.shape, generator=generator))
+    return module
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
+@pytest.mark.parametrize("with_out", [True, False])
+@pytest.mark.parametrize("hidden", [(1,), (13, 33), (64, 64, 16)])
+def test_an_mlp_with_norms_is_the_equation(activation: Any, with_out: bool, hidden: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    mlp: Any = moved(MLP(5, hidden, activation, norm=True))
+    out = nn.Linear(hidden[-1], 3) if with_out else None
+    x = torch.randn(37, 5, requires_grad=True)
+    act = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu}[activation]
+    y = x.double()
+    for layer, norm in zip(mlp.layers, mlp.norms):
+        y = act(by_hand(y @ layer.weight.double().t() + layer.bias.double(), norm.weight, norm.bias))
+    y = y if out is None else y @ out.weight.double().t() + out.bias.double()
+    found = through(mlp, x, out)
+    torch.testing.assert_close(found.double(), y, rtol=1e-4, atol=1e-5)
+    wanted = [x, *mlp.parameters(), *([] if out is None else out.parameters())]
+    expected = torch.autograd.grad(y.square().sum(), wanted)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), wanted), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * max(1.0, float(b.abs().max())))
+    with torch.no_grad():
+        assert torch.equal(through(mlp, x, out), found)
+
+
+@pytest.mark.usefixtures("way")
+def test_noisy_layers_take_norms_too() -> None:
+    torch.manual_seed(0)
+    noisy: Any = moved(NoisyMLP(5, (8, 7), norm=True))
+    noisy.layers[0].renew(np.random.default_rng(1))
+    x = y = torch.randn(9, 5)
+    for layer, norm in zip(noisy.layers, noisy.norms):
+        y = by_hand(layer(y.float()), norm.weight, norm.bias).relu()
+    torch.testing.assert_close(noisy(x).double(), y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_critics_side_by_side_have_norms_of_their_own(activation: Any, k: int) -> None:
+    torch.manual_seed(0)
+    stack: Any = moved(StackedMLP(k, 7, (24, 40), activation=activation, norm=True))
+    x = torch.randn(50, 7, requires_grad=True)
+    w, norms, act = stack.weights(), stack.norms(), {"relu": torch.relu, "tanh": torch.tanh}[activation]
+    y = x.double()
+    for i in (0, 2):
+        y = act(by_hand(y @ w[i].double() + w[i + 1].double(), norms[i], norms[i + 1]))
+    y = y @ w[4].double() + w[5].double()
+    found, parameters = stack(x), [*stack.parameters()]
+    torch.testing.assert_close(found.double(), y, rtol=1e-4, atol=1e-5)
+    expected = torch.autograd.grad(y.square().sum(), [x, *parameters], retain_graph=True)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), [x, *parameters]), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4 * max(1.0, float(b.abs().max())))
+    action = x[:, 4:].detach().requires_grad_()
+    lowest = least(stack, x[:, :4].detach(), action)
+    torch.testing.assert_close(lowest.double(), y.squeeze(-1).amin(0), rtol=1e-4, atol=1e-5)
+    (slope,) = torch.autograd.grad(lowest.sum(), action)
+    (of_x,) = torch.autograd.grad(y.squeeze(-1).amin(0).sum(), x)
+    torch.testing.assert_close(slope, of_x[:, 4:], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("hidden", [(64, 64), (1,), (15, 31), (256,)])
+def test_rows_in_groups_have_the_bits_of_the_whole(hidden: tuple[int, ...]) -> None:
+    mlp = moved(MLP(17, hidden, "relu", norm=True))
+    x = 3.0 * torch.randn(493, 17)
+    with torch.inference_mode():
+        norms: Any = mlp.norms
+        whole = norms[0](mlp.layers[0](x)) if library.found is None else mlp(x)  # pyright: ignore
+        inputs = mlp.layers[0](x) if library.found is None else x  # pyright: ignore
+        for n in (1, 2, 3, 5, 7, 13, 16, 33):
+            module: Callable[[Tensor], Tensor] = norms[0] if library.found is None else mlp
+            parts = [module(inputs[i : i + n]) for i in range(0, len(x), n)]
+            assert torch.equal(torch.cat(parts), whole)
+
+
+def test_every_set_of_instructions_gives_the_same_bits() -> None:
+    if library.found is None:
+        pytest.skip("the kernel was not built")
+    torch.manual_seed(1)
+    for hidden in ((64, 64), (15, 31), (1,), (33, 17, 5)):
+        widths = (6, *hidden, 2)
+        parameters = [torch.randn(shape) for n, m in zip(widths, widths[1:]) for shape in ((m, n), (m,))]
+        norms, x = [torch.randn(m) for m in hidden for _ in range(2)], torch.randn(61, 6)
+        found: dict[str, list[Tensor]] = {}
+        try:
+            for name in (b"avx512", b"avx2", b"neon", b"scalar"):
+                if library.found.choose(name) is not None:
+                    kept = dense.room(61, norms)
+                    outputs = dense.forward(x, parameters, "tanh", len(hidden), norms=norms, kept=kept)
+                    into = [torch.empty_like(p) for p in (*parameters, *norms)]
+                    how = parameters[::2], "tanh", len(hidden), outputs, outputs[-1], into, True
+                    back: Any = dense.backward(x, *how, norms=norms, kept=kept)
+                    assert torch.equal(dense.last(x, parameters, "tanh", len(hidden), norms), outputs[-1])
+                    found[name.decode()] = [*outputs, *kept, *into, back]
+        finally:
+            library.found.choose(b"")
+        assert {"scalar"} < {*found}
+        for tensors in found.values():
+            assert all(torch.equal(a, b) for a, b in zip(tensors, found["scalar"], strict=True))
+
+
+ALGOS: dict[str, tuple[Any, EnvSpec]] = {
+    "ppo": (ps.PPO(), CHOICES),
+    "ppo lstm": (ps.PPO(net=ps.Net(recurrent="lstm", actor_hidden=(8,))), CHOICES),
+    "a2c": (ps.A2C(), BOXES),
+    "dqn": (ps.DQN(), CHOICES),
+    "dueling": (ps.DQN(dueling=True), CHOICES),
+    "noisy": (ps.DQN(noisy=True), CHOICES),
+    "r2d1": (ps.R2D1(), CHOICES),
+    "discrete-sac": (ps.DiscreteSAC(), CHOICES),
+    "sac": (ps.SAC(), BOXES),
+    "td3": (ps.TD3(), BOXES),
+    "cql": (ps.CQL(), BOXES),
+}
+
+
+def normed(algo: Any) -> Any:
+    return replace(algo, net=replace(algo.net, norm="layer"))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", ALGOS)
+def test_agents_of_every_algorithm_hold_to_their_contract_with_norms(name: str) -> None:
+    algo, spec = ALGOS[name]
+    policy, plain = normed(algo).build(spec, 0), algo.build(spec, 0)
+    assert any("norm" in x for x, _ in policy.agent.named_parameters())
+    assert not any("norm_" in x or "norms" in x for x, _ in plain.agent.named_parameters())
+    check_agent(policy.agent, spec, explores=name not in ("noisy", "sac", "td3", "cql"))
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_parameters_without_norms_do_not_load_into_a_net_with_them(name: str) -> None:
+    algo, spec = ALGOS[name]
+    plain, policy = algo.build(spec, 0), normed(algo).build(spec, 0)
+    with pytest.raises(CheckpointError, match=r"which has .*norm.*net.norm"):
+        policy.load_parameters(plain.agent.state_dict())
+    with pytest.raises(CheckpointError, match=r"which has no .*norm.*net.norm"):
+        plain.load_parameters(policy.agent.state_dict())
+
+
+def test_unknown_norms_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"net.norm='batch'.*layer"):
+        ps.Net(norm="batch")  # pyright: ignore[reportArgumentType]
+
+
+def test_hooks_on_norms_are_called() -> None:
+    mlp: Any = MLP(3, (4,), norm=True)
+    x = torch.randn(2, 3)
+    before, seen = mlp(x), []
+    mlp.norms[0].register_forward_hook(lambda *given: seen.append(given[2]))
+    torch.testing.assert_close(mlp(x), before)
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", ["ppo", "sac", "dqn"])
+def test_transforms_and_the_compiler_see_the_same_function(name: str) -> None:
+    algo, spec = ALGOS[name]
+    agent = normed(algo).build(spec, 0).agent
+    body: Any = agent.online.mlp if name == "dqn" else agent.actor.mlp
+    x = torch.randn(6, 3)
+    with torch.no_grad():
+        expected = body(x)
+        torch.testing.assert_close(torch.func.functional_call(body, dict(body.named_parameters()), (x,)), expected)
+        torch.testing.assert_close(torch.vmap(body)(x.unsqueeze(1)).squeeze(1), expected)
+        exported: Any = torch.export.export(body, (x,)).module()
+        torch.testing.assert_close(exported(x), expected)
+
+
+@pytest.mark.parametrize("algo", [ps.PPO(epochs=2, minibatch=16), ps.SAC(learning_starts=8, replay_ratio=32)])
+def test_every_sampler_trains_the_same_bits(algo: Any) -> None:
+    env = "CartPole-v1" if isinstance(algo, ps.PPO) else "Pendulum-v1"
+    found: list[list[Tensor]] = []
+    for settings in (ps.SerialSampler(T=8, B=6), ps.CpuSampler(T=8, B=6, workers=2), ps.GpuSampler(T=8, B=6)):
+        live = settings.build(env, 1)
+        policy = normed(algo).build(live.spec, seed=1)
+        live.initialize(policy.agent)
+        for itr in range(3):
+            ps.train_one_step(policy, live.obtain_samples(itr)[0])
+        live.shutdown()
+        found.append([p.detach().clone() for p in policy.agent.parameters()])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_a_run_with_norms_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    def experiment(name: str, steps: int) -> ps.Experiment:
+        run = ps.RunConfig(steps=steps, dir=str(tmp_path / name), eval_episodes=0, progress="off", seed=3)
+        return ps.Experiment("Pendulum-v1", normed(ps.SAC(learning_starts=8)), ps.SerialSampler(T=2, B=2), run)
+
+    whole = ps.train(experiment("whole", 96))
+    ps.train(experiment("parts", 48))
+    parts = ps.resume(tmp_path / "parts", {"run.steps": 96})
+    both = [x.policy.agent.state_dict() for x in (whole, parts)]
+    assert all(torch.equal(x, both[1][name]) for name, x in both[0].items())
