@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # pyright: ignore
 
 import penstock
 
@@ -34,7 +34,7 @@ COMPOSITE = {aten.to, aten.contiguous, aten.reshape}
 
 def note() -> None:
     """Counts a wait at the innermost line of the package."""
-    frame: Any = sys._getframe(1)
+    frame: Any = sys._getframe(1)  # pyright: ignore
     while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     place = frame and f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
@@ -47,7 +47,7 @@ class Far(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Far:
+    def __new__(cls, held: Tensor) -> Far:  # pyright: ignore
         how: dict[str, Any] = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         return Tensor._make_wrapper_subclass(cls, held.size(), device=torch.device("far:0"), **how)  # pyright: ignore
 
@@ -117,7 +117,7 @@ class Generator(torch.Generator):
     """Of the CPU, wherever it is asked for."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu")
+        return super().__new__(cls, "cpu")  # pyright: ignore
 
 
 def install() -> OnFar:

@@ -25,7 +25,7 @@ from penstock.tensor_envs import CartPole, TensorToy
 from tests.far import WAITS, Far, install
 
 SMALL = ps.Net(hidden=(16,))
-REPLAY = {"batch_size": 16, "replay_ratio": 2, "learning_starts": 32, "net": SMALL}
+REPLAY: dict[str, Any] = {"batch_size": 16, "replay_ratio": 2, "learning_starts": 32, "net": SMALL}
 HELD = ps.ReplaySettings(capacity=1_000, prefetch=False)
 
 
@@ -91,6 +91,14 @@ MAKE: dict[str, Any] = {
     "rmsprop": lambda p: RMSprop([{"params": list(p)}], lr=0.1, alpha=0.99, eps=1e-5, foreach=True),
     "torch's fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
     "one's own": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+}
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "one": {"apart": False, "groups": False},
+    "groups": {"apart": False, "groups": True},
+    "apart": {"apart": True, "groups": False},
+    "learners": {"apart": False, "groups": True, "learners": 2},
 }
 
 
@@ -183,12 +191,7 @@ def main() -> None:
             "steps": {
                 f"{kind}, {more}": [steps(kind, device, **how) for device in ("far", "cpu")]
                 for kind in (("adam", "rmsprop") if some else MAKE)
-                for more, how in {
-                    "one": {"apart": False, "groups": False},
-                    "groups": {"apart": False, "groups": True},
-                    "apart": {"apart": True, "groups": False},
-                    "learners": {"apart": False, "groups": True, "learners": 2},
-                }.items()
+                for more, how in HOW.items()
             },
             "errors": errors(),
         }

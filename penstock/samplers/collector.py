@@ -331,7 +331,7 @@ def _uniforms(
         noise = noise._replace(first_slot=noise.first_slot * pool.seats[policy])
     T, B = batch.spec
     how = T, B, agent.noise_size, agent.env_ranks, policy, agent.held_noise
-    # numpy's on the CPU, where torch's generator takes only 32 bits of a seed; on a device it would be a copy to wait for.
+    # numpy's on the CPU, where torch's generator takes 32 bits of a seed; on a device that is a copy to wait for.
     if isinstance(batch.valid, Tensor) and not batch.valid.is_cpu:
         return rows_on(batch.valid.device, noise, *how)
     return noise.rows(*how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ def device(device: str) -> str:
 
 
 @contextmanager
-def no_waits(mode: str = "error") -> Iterator[None]:
+def no_waits(mode: str = "error") -> Generator[None, None, None]:
     torch.cuda.set_sync_debug_mode(mode)
     try:
         yield
