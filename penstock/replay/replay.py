@@ -17,7 +17,6 @@ from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
 from penstock.replay.columns import Array, Rows
-from penstock.replay.copies import copied
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import Index, PrioritizedIndex, SampledUnits, make_index
 from penstock.replay.lockstep import TeamPartition, check_teams
@@ -26,7 +25,7 @@ from penstock.replay.prefetch import PendingRead
 from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
 from penstock.replay.storage import Storage, is_large
-from penstock.replay.store import Store, chosen_info, make_store, planned, require_alike
+from penstock.replay.store import Store, chosen_info, copied, make_store, planned, require_alike
 from penstock.replay.view import View
 
 __all__ = ["PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "SampledUnits", "make_view"]

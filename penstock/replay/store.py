@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
@@ -18,6 +20,9 @@ from penstock.replay.index import Index
 from penstock.replay.settings import ReplaySettings
 from penstock.replay.storage import Storage, frame_history
 from penstock.replay.view import View
+
+if TYPE_CHECKING:
+    from penstock.replay.replay import Replay
 
 
 class StoragePlan(NamedTuple):
@@ -196,3 +201,31 @@ def require_alike(
                 f"the checkpoint's replay has {seen} as index.{name}; this one keeps {x.dtype}{list(x.shape)}: "
                 "resume with the replay settings of the run"
             )
+
+
+def copied(replay: Replay) -> Replay:
+    """A replay of its own with the same rows, in memory; its arrays have views of one another, so it is made anew.
+
+    Raises:
+        ConfigError: the rows lie in shards or with other learners, or do not fit into memory a second time.
+    """
+    settings = replay.settings
+    if settings.shards or replay.partition is not None:
+        where = "in shards" if settings.shards else "of several learners"
+        raise ConfigError(
+            f"a replay {where} cannot be copied; with run.learner_threads='auto', which times a copy, give a number"
+        )
+    made = type(replay)(
+        replay.spec,
+        replace(settings, dir=None),
+        copy.deepcopy(replay.view),
+        info=replay.info,
+        priority_fn=replay.priority_fn,
+        state=replay.state,
+        exact=replay.exact,
+    )
+    made.least = replay.least
+    if replay.prepared is not None:
+        made.prepare(*replay.prepared)
+        made.load_state_dict(copy.deepcopy(replay.state_dict()), replay.arrays())
+    return made
