@@ -6,9 +6,9 @@ are dead or absent are not trained on, so they need no zeros (their appendix, "d
 those of PPO.
 
 Differs from the paper: values are normalised by their scale alone, without a shift (section 5.1); the value loss is
-half the square, by default not clipped, and not Huber's; a pass is made of minibatches, where theirs is one of the whole batch
-(section 5.3); inputs are normalised only with `net.normalize_obs`; nothing that an observation shares with the state is
-left out of it; and with a recurrent net the actor alone has memory.
+half the square, by default not clipped, and not Huber's; a pass is made of minibatches, where theirs is one of the
+whole batch (section 5.3); inputs are normalised only with `net.normalize_obs`; nothing that an observation shares with
+the state is left out of it; and with a recurrent net the actor alone has memory.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ class Clock:
 class KlRate:
     """The step size of `lr="kl(start, desired=...)"`: a tensor on the policy's device, which nobody waits for.
 
-    The rule of rsl_rl (Schwarke et al. 2025, arXiv:2509.10771; Schulman et al. 2017, section 4, for the penalty): before
-    each gradient step it is divided by 1.5 where the KL divergence of the present policy from the one before the batch
-    is over twice the desired one, and multiplied by it below half.
+    The rule of rsl_rl (Schwarke et al. 2025, arXiv:2509.10771): before each gradient step it is divided by 1.5 where
+    the KL divergence of the present policy from the one before the batch is over twice the desired one, and multiplied
+    by 1.5 below half of it.
     """
 
     def __init__(self, start: float, desired: float, least: float, most: float, device: torch.device) -> None:
