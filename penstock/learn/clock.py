@@ -81,11 +81,12 @@ class KlRate:
             )
         return cls(found.start, found.desired_kl, found.lowest, found.highest, device)
 
-    def follow(self, kl: Tensor) -> None:
-        """Moves it by the KL divergence of a minibatch, a scalar tensor; one that is not finite moves nothing."""
+    def follow(self, kl: Tensor, refused: bool | Tensor = False) -> None:
+        """Moves it by the KL divergence of a minibatch, a scalar tensor; not by one of an update that is refused."""
         less, more = (self.value / _FACTOR).clamp(min=self._least), (self.value * _FACTOR).clamp(max=self._most)
-        near = (kl > 0.0) & (kl < 0.5 * self._desired)
-        far = (kl > 2.0 * self._desired) & kl.isfinite()
+        taken = kl.isfinite() & ~torch.as_tensor(refused, device=kl.device)
+        near = taken & (kl > 0.0) & (kl < 0.5 * self._desired)
+        far = taken & (kl > 2.0 * self._desired)
         self.value.copy_(torch.where(far, less, torch.where(near, more, self.value)))
 
 
