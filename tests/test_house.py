@@ -215,7 +215,7 @@ def test_the_core_installs_eight_packages() -> None:
 def test_imports_nothing_that_is_not_installed_with_it() -> None:
     """Of the extras only where a helper says which to install; see the allow-list."""
     extras = {"ale_py", "cv2", "imageio_ffmpeg", "pygame", "ray", "mujoco", "optuna", "pettingzoo", "envpool"}
-    extras |= {"onnxruntime", "huggingface_hub", "matplotlib", "wandb", "mlflow", "trackio"}
+    extras |= {"onnxruntime", "huggingface_hub", "matplotlib", "wandb", "mlflow", "trackio", "yaml"}
     extras |= {"pandas"}  # no extra: Runs.frame() hands a table to who has it
     foreign: dict[str, set[str]] = {}
     for path in PACKAGE:

@@ -277,9 +277,10 @@ class ActorCritic(Agent):
             unvalued = replace(net, normalize_reward=False)
             self.central = Preparation(replace(spec, obs=part_of(spec.obs, self._critic_keys)), unvalued, discount)
         elif isinstance(spec.obs, dict) and (found := sorted(_PRIVILEGED & spec.obs.keys())):
+            others = tuple(key for key in spec.obs if key not in found)
             warnings.warn(
                 f"the observation has a key {found[0]!r}, and the actor reads it: name what it shall read, such as "
-                f"net.actor_keys={tuple(key for key in spec.obs if key not in found) or ('policy',)}, or all keys if it may",
+                f"net.actor_keys={others or ('policy',)}, or all keys if it may",
                 stacklevel=1,
             )
         self.preparation = Preparation(replace(spec, obs=part_of(spec.obs, self._actor_keys)), net, discount)
@@ -290,7 +291,8 @@ class ActorCritic(Agent):
         if parted and (shared or one_memory):
             raise ConfigError(
                 f"net.shared={net.shared}, net.critic_recurrent={net.critic_recurrent!r} with a critic that sees more "
-                "than the actor; expected net.shared=None or False, and net.critic_recurrent='own' or 'none' if recurrent"
+                "than the actor; expected net.shared=None or False, and if recurrent net.critic_recurrent='own' or "
+                "'none'"
             )
         if one_memory and not shared:
             raise ConfigError(

@@ -6,9 +6,10 @@ are dead or absent are not trained on, so they need no zeros (their appendix, "d
 those of PPO.
 
 Differs from the paper: values are normalised by their scale alone, without a shift (section 5.1); the value loss is
-half the square, by default not clipped, and not Huber's; a pass is made of minibatches, where theirs is one of the whole batch
-(section 5.3); inputs are normalised only with `net.normalize_obs`; nothing that an observation shares with the state is
-left out of it; and with a recurrent net the actor alone has memory.
+half the square, by default not clipped, and not Huber's; a pass is made of minibatches, where theirs is one of the
+whole batch (section 5.3); inputs are normalised only with `net.normalize_obs`; nothing that an observation shares with
+the state is left out of it; and with a recurrent net the actor alone has memory, unless
+`net.critic_recurrent="own"`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def agent_fn(spec: EnvSpec, cfg: MAPPO) -> Agent:
     """The default agent: an actor that sees the observation without its key "state", and a critic that sees all of it.
 
     Raises:
-        ConfigError: the observation has no state, or a setting asks for one body, gSDE or a critic with memory.
+        ConfigError: the observation has no state, or a setting asks for one body or gSDE.
     """
     net, seen = cfg.net, without_state(spec.obs)
     if net.shared or net.use_sde:

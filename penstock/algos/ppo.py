@@ -1,8 +1,8 @@
 """PPO: proximal policy optimization with a clipped surrogate (Schulman et al. 2017, arXiv:1707.06347).
 
 Differs from the paper: value loss on minibatches, by default without clipping (Andrychowicz et al. 2021 find that
-clipping it hurts), and in units of returns (`ValueScale`), advantages normalised over the whole batch, and truncated episodes
-bootstrap with the value of their last observation.
+clipping it hurts), and in units of returns (`ValueScale`), advantages normalised over the whole batch, and truncated
+episodes bootstrap with the value of their last observation.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ COMMANDS = {
     "replay": "show what a stored replay holds, or export it for numpy",
     "launch": "train many runs on this machine: a grid of settings x seeds",
     "tune": "search for settings: trials by a scheduler, on this machine",
+    "convert": "print an rsl_rl config as settings of penstock",
     "bench": "measure which sampler is the fastest here",
     "runs": "list runs with their last numbers",
     "track": "send a run to trackers, afterwards or what they lack",

@@ -59,9 +59,9 @@ class Clock:
 class KlRate:
     """The step size of `lr="kl(start, desired=...)"`: a tensor on the policy's device, which nobody waits for.
 
-    The rule of rsl_rl (Schwarke et al. 2025, arXiv:2509.10771; Schulman et al. 2017, section 4, for the penalty): before
-    each gradient step it is divided by 1.5 where the KL divergence of the present policy from the one before the batch
-    is over twice the desired one, and multiplied by it below half.
+    The rule of rsl_rl (Schwarke et al. 2025, arXiv:2509.10771): before each gradient step it is divided by 1.5 where
+    the KL divergence of the present policy from the one before the batch is over twice the desired one, and multiplied
+    by 1.5 below half of it.
     """
 
     def __init__(self, start: float, desired: float, least: float, most: float, device: torch.device) -> None:
@@ -81,11 +81,12 @@ class KlRate:
             )
         return cls(found.start, found.desired_kl, found.lowest, found.highest, device)
 
-    def follow(self, kl: Tensor) -> None:
-        """Moves it by the KL divergence of a minibatch, a scalar tensor; one that is not finite moves nothing."""
+    def follow(self, kl: Tensor, refused: bool | Tensor = False) -> None:
+        """Moves it by the KL divergence of a minibatch, a scalar tensor; not by one of an update that is refused."""
         less, more = (self.value / _FACTOR).clamp(min=self._least), (self.value * _FACTOR).clamp(max=self._most)
-        near = (kl > 0.0) & (kl < 0.5 * self._desired)
-        far = (kl > 2.0 * self._desired) & kl.isfinite()
+        taken = kl.isfinite() & ~torch.as_tensor(refused, device=kl.device)
+        near = taken & (kl > 0.0) & (kl < 0.5 * self._desired)
+        far = taken & (kl > 2.0 * self._desired)
         self.value.copy_(torch.where(far, less, torch.where(near, more, self.value)))
 
 

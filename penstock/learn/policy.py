@@ -432,7 +432,7 @@ class Policy:
         stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else self.optimizers)}
         before = {} if self.updates % _MEASURED_EVERY else copies(stepped)
         if self.rate is not None:
-            self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]))
+            self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]), refused)
             self._set_kl_rate()
         for optimizer in stepped.values():
             take_step(optimizer, refused)

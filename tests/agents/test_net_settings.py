@@ -257,6 +257,3 @@ def test_settings_of_a_memory_that_contradict_each_other_are_refused() -> None:
         ps.Net(critic_recurrent="own")
     with pytest.raises(ConfigError, match=r"net.shared=False.*net.critic_recurrent='own'"):
         ps.PPO(net=ps.Net(recurrent="gru", shared=False)).build(CHOICES, 0)
-    team = EnvSpec({"obs": VECTOR, "state": BOX}, CHOICE, 2)
-    with pytest.raises(ConfigError, match=r"net.critic_recurrent='own' with MAPPO"):
-        ps.MAPPO(net=ps.Net(recurrent="gru", critic_recurrent="own")).build(team, 0)

@@ -33,6 +33,7 @@ NETS = {
     "plain": ps.Net(hidden=(6,)),
     "normalised": ps.Net(hidden=(6,), normalize_obs=True, normalize_reward=True),
     "memory": ps.Net(hidden=(6,), recurrent="gru", recurrent_size=5, prev_action=True, prev_reward=True),
+    "critic's memory": ps.Net(hidden=(6,), recurrent="lstm", recurrent_size=5, critic_recurrent="own"),
 }
 
 

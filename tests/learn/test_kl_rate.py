@@ -57,6 +57,8 @@ def test_the_rule_by_hand() -> None:
     for kl, expected in ((0.03, 1e-3 / 1.5), (0.02, 1e-3 / 1.5), (0.005, 1e-3 / 1.5), (0.0049, 1e-3), (0.0, 1e-3)):
         rate.follow(torch.tensor(kl))
         assert rate.value.item() == pytest.approx(expected, rel=1e-12)
+    rate.follow(torch.tensor(9.0), torch.tensor(True))
+    assert rate.value.item() == pytest.approx(1e-3, rel=1e-12)
     for kl, end in ((9.0, 1e-5), (1e-9, 1e-2), (math.nan, 1e-2), (math.inf, 1e-2)):
         for _ in range(30):
             rate.follow(torch.tensor(kl))

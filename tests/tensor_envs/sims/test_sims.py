@@ -3,14 +3,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.core.tree import tree_map
 from penstock.envs.builtin import is_builtin_env
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
