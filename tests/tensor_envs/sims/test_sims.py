@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -294,3 +295,28 @@ def test_slots_and_device_are_those_of_the_run():
     assert (other.env_config.kwargs, other.eval_env_config.kwargs) == ({}, {"device": "cpu"})
     own = ps.Experiment("mjlab:Mjlab-Ring", ps.PPO(), ps.SerialSampler(), run, env_kwargs={"device": "cuda"})
     assert own.eval_env_config.kwargs == {"device": "cuda"}
+
+
+@pytest.mark.parametrize("id_", ALL)
+def test_a_batch_holds_the_last_observations(id_: str):
+    T = 11
+    env: Any = id_ if id_ != "rsl_rl" else (lambda num_envs: from_rsl_rl(fakes.VecEnv(num_envs)))
+    kwargs = {"episode_length": fakes.LIMIT} if id_.startswith("brax") else {}
+    kwargs |= {} if id_ == "rsl_rl" else {"device": "cpu"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sampler = ps.SerialSampler(T=T, B=N).build(EnvConfig(env, kwargs), seed=0)
+    assert [str(x.message) for x in said if "as rsl_rl does" in str(x.message)] == [str(x.message) for x in said]
+    assert len(said) == (id_ == "rsl_rl")
+    sampler.initialize(ps.PPO().build(sampler.spec, 0).agent)
+    ends = 0
+    for itr in range(2):
+        batch, _ = sampler.obtain_samples(itr)
+        ended = batch.terminated | batch.truncated
+        after = batch.obs[:-1].roll(1, -1)
+        assert torch.equal(batch.obs[1:][~ended], after[~ended])
+        assert torch.equal(batch.final[ended], (batch.obs[:-1] if id_ == "rsl_rl" else after)[ended])
+        assert batch.valid.all()
+        ends += int(batch.truncated.sum())
+    assert ends
+    sampler.shutdown()
