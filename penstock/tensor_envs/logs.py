@@ -30,7 +30,9 @@ class EnvLog:
             EnvContractError: it is no such dict.
         """
         if not isinstance(log, Mapping):
-            raise EnvContractError(f"{where}: info['log']: got {type(log).__name__}, expected a dict of numbers by name")
+            raise EnvContractError(
+                f"{where}: info['log']: got {type(log).__name__}, expected a dict of numbers by name"
+            )
         for key, x in log.items():
             if not isinstance(x, (Tensor, numbers.Real)):
                 raise EnvContractError(

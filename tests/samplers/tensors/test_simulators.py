@@ -90,7 +90,10 @@ def test_a_log_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("log", "text"),
-    [([1.0], r"info\['log'\]: got list, expected a dict"), ({"a": "far"}, r"info\['log'\]\['a'\]: got str, expected a")],
+    [
+        ([1.0], r"info\['log'\]: got list, expected a dict"),
+        ({"a": "far"}, r"info\['log'\]\['a'\]: got str, expected a"),
+    ],
 )
 def test_a_log_of_something_else_is_refused(log: Any, text: str) -> None:
     with pytest.raises(EnvContractError, match=f"here: {text}"):

@@ -4,18 +4,16 @@ import sys
 import warnings
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.core.tree import tree_map
 from penstock.envs.builtin import is_builtin_env
+from penstock.envs.ids import is_simulator_id
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.envs.sims import is_simulator_id
 from penstock.tensor_envs import NextStep, from_rsl_rl
 from tests.tensor_envs.sims import fake_jax, fakes
 
@@ -160,7 +158,7 @@ def test_a_curriculum_goes_on_where_its_state_is_to_be_preserved():
 
 @pytest.mark.parametrize("id_", ["mjlab:Mjlab-Ring", "isaaclab:Isaac-Ring-v0"])
 def test_settings_are_changed_by_their_paths(id_: str):
-    assert make(id_, episode_length_s=7.0, **{"scene.spacing": 2.0} if id_ == "" else {}).env.cfg.episode_length_s == 7
+    assert make(id_, episode_length_s=7).env.cfg.episode_length_s == 7
     fakes.Simulation.one = None
     with pytest.raises(ConfigError, match=r"episode_lenght_s=7: it has no such setting; .*'episode_length_s'"):
         make(id_, episode_lenght_s=7)
