@@ -111,7 +111,7 @@ def test_imports_only_what_lies_below(layer: str) -> None:
 
 NAMED = {
     "core/names/hints.py": "the text of an error about an unknown name, which looks through the settings of all layers",
-    "envs/sims.py": "makers of simulators by id, imported when such an environment is made, in a process that has torch",
+    "envs/ids.py": "makers of simulators by id, imported when such an environment is made, in a process that has torch",
     "envs/builtin.py": "openings of names that a stranger's file may contain; nothing is imported by them",
 }
 

@@ -14,8 +14,8 @@ from penstock.core.config import import_path
 from penstock.core.errors import ConfigError, nearest
 from penstock.core.names.calls import Call, read_call
 from penstock.envs.envpool import is_envpool_id
+from penstock.envs.ids import is_simulator_id
 from penstock.envs.pettingzoo import is_known_family, is_pettingzoo_id
-from penstock.envs.sims import is_simulator_id
 
 _MODULES = {"ale_py", "gymnasium", "minatar", "penstock"}
 """Modules that a stored experiment may import to register their ids."""

@@ -1,4 +1,4 @@
-"""Environment ids that penstock itself knows: `ALE/*`, `MinAtar/*-v1` and the toys as `penstock/*-v0`.
+"""Environment ids that penstock itself knows: `ALE/*`, `MinAtar/*-v1`, the toys as `penstock/*-v0`, and simulators'.
 
 An Atari or MinAtar id means the game as published agents see it. `raw=True` among its keyword arguments means what
 Gymnasium makes of the id instead.
@@ -46,6 +46,15 @@ _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name i
         "TwoStepMatrix",
     )
 }  # fmt: skip
+
+
+_SIMULATORS = {
+    "brax": "penstock.tensor_envs.sims.functional:brax",
+    "isaaclab": "penstock.tensor_envs.sims.isaaclab:IsaacLab",
+    "maniskill": "penstock.tensor_envs.sims.maniskill:ManiSkill",
+    "mjlab": "penstock.tensor_envs.sims.mjlab:Mjlab",
+    "playground": "penstock.tensor_envs.sims.functional:playground",
+}
 
 
 OLD_GYM = (
@@ -276,3 +285,16 @@ def _ale_ids() -> list[str]:
         return []
     importlib.import_module("ale_py")
     return [name for name in gym.registry if name.startswith(_ALE)]
+
+
+def is_simulator_id(env: str) -> bool:
+    """True for `SIMULATOR:TASK`."""
+    return env.partition(":")[0] in _SIMULATORS and ":" in env
+
+
+def simulator_factory(env: str) -> Callable[..., Any]:
+    """The callable that makes the environment of such an id; imported now, since it loads torch."""
+    simulator, _, task = env.partition(":")
+    if not task or ":" in task:
+        raise ConfigError(f"env={env!r}; expected {simulator}:TASK, the name of one of its tasks")
+    return functools.partial(import_object(_SIMULATORS[simulator]), env)

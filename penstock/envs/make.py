@@ -35,16 +35,17 @@ from penstock.envs.ids import (
     VECTORIZED,
     UnknownIdError,
     entry_point,
+    is_simulator_id,
     make_registered,
     make_vectorized,
     note_on,
     own_factory,
+    simulator_factory,
     unknown_id,
 )
 from penstock.envs.pettingzoo import factory_of, is_agents_env, is_pettingzoo_id, lacks_for_agents
 from penstock.envs.seats import Seating
 from penstock.envs.shutdown import close_env
-from penstock.envs.sims import is_simulator_id, simulator_factory
 from penstock.envs.wrappers import ActionMask, DropKeys, TextBytes, give_options, masks_itself, why_unmasked
 
 AnyEnv: TypeAlias = "gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]"
@@ -78,8 +79,8 @@ class EnvConfig:
     env: str | Callable[..., Any]
     """A Gymnasium id (`CartPole-v1`, `module:Id-v0`), or a callable that makes one, or its `module:qualname`.
 
-    `envpool:TASK` is one batched environment of all slots, and so is a simulator's, `mjlab:TASK`. For many agents: `pettingzoo:FAMILY/NAME`, or a callable
-    that makes one with PettingZoo's Parallel or AEC API.
+    `envpool:TASK` is one batched environment of all slots, and so is a simulator's, `mjlab:TASK`. For many agents:
+    `pettingzoo:FAMILY/NAME`, or a callable that makes one with PettingZoo's Parallel or AEC API.
     """
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of `gymnasium.make` or of the callable."""

@@ -12,8 +12,8 @@ from penstock.core.config import differences, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Positive, Whole, check_settings
 from penstock.core.protocols import require_members
+from penstock.envs.ids import is_simulator_id
 from penstock.envs.make import Checks, EnvConfig, StateOf, Wrapper, as_wrappers, refuse_made
-from penstock.envs.sims import is_simulator_id
 from penstock.run.tracking.tracker import check_names
 
 if TYPE_CHECKING:

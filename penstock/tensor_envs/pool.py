@@ -26,7 +26,7 @@ from penstock.envs.shutdown import close_env
 from penstock.tensor_envs.answers import FINAL, Answers, not_finite
 from penstock.tensor_envs.logs import EnvLog
 
-_PAGE = "docs/devices.md"
+_PAGE = "docs/tensor-environments.md"
 
 
 class _Row:

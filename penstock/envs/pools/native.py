@@ -20,12 +20,11 @@ from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map, tree_st
 from penstock.envs.check import check_vector_env, tensor_device
 from penstock.envs.contract import describe_violation, refused_values, value_limits
 from penstock.envs.envpool import is_envpool_id
-from penstock.envs.ids import VECTORIZED
+from penstock.envs.ids import VECTORIZED, is_simulator_id
 from penstock.envs.make import EnvConfig, factory_slot
 from penstock.envs.pettingzoo import is_pettingzoo_id
 from penstock.envs.pools.settings import CHECK_EVERY
 from penstock.envs.shutdown import close_env
-from penstock.envs.sims import is_simulator_id
 from penstock.envs.spaces import action_dtypes
 
 

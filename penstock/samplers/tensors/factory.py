@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.envs.check import tensor_device
+from penstock.envs.ids import is_simulator_id
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import made_batched, resized
 from penstock.envs.pools.native_groups import NativeGroups
 from penstock.envs.shutdown import close_env
-from penstock.envs.sims import is_simulator_id
 from penstock.tensor_envs.pool import TensorPool
 
 

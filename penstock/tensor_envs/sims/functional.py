@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, nearest
@@ -75,8 +76,8 @@ class JaxEnv(Simulator):
             raise ConfigError(f"{id_} with fresh={fresh!r}; {nearest(fresh, ('each', 'first'))}")
         size = env.observation_size
         seen = {key: _box(x) for key, x in size.items()} if isinstance(size, Mapping) else _box(size)
-        super().__init__(id_, num_envs, device, seen, box(env.action_size), groups, ("state",))
-        self.single_action_space.low[:], self.single_action_space.high[:] = -1.0, 1.0
+        action = spaces.Box(-1.0, 1.0, (env.action_size,))
+        super().__init__(id_, num_envs, device, seen, action, groups, ("state",))
         self._jax: Any = importlib.import_module("jax")
         try:
             kind = "gpu" if self.device.type == "cuda" else self.device.type

@@ -31,7 +31,7 @@ class ManiSkill(Simulator):
     ) -> None:
         imported("mani_skill.envs", id_, _BRING)  # registers the tasks
         batched = imported("mani_skill.vector.wrappers.gymnasium", id_, _BRING).ManiSkillVectorEnv
-        given = {"obs_mode": "state", "sim_backend": device, **settings}
+        given: dict[str, Any] = {"obs_mode": "state", "sim_backend": device, **settings}
         try:
             env = gym.make(id_.partition(":")[2], num_envs=num_envs, disable_env_checker=True, **given)
         except gym.error.Error as error:

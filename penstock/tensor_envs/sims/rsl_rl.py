@@ -40,7 +40,7 @@ class FromRslRl(Simulator):
                 f"{what}: get_observations() gave {type(obs).__name__}; expected a TensorDict of groups, as rsl_rl 3 and "
                 "newer have it"
             )
-        seen = {key: box(*obs[key].shape[1:]) for key in obs.keys()}
+        seen = {key: box(*obs[key].shape[1:]) for key in obs.keys()}  # noqa: SIM118 (a TensorDict iterates rows)
         super().__init__(what, env.num_envs, env.device, seen, box(env.num_actions), groups, ("actor", "policy"))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:

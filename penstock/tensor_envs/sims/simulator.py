@@ -44,21 +44,24 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs, self.device = num_envs, torch.device(device)
         self._groups, self._log = groups, None
-        known = seen.spaces if isinstance(seen, spaces.Dict) else seen
+        known: Any = seen.spaces if isinstance(seen, spaces.Dict) else seen
         if isinstance(known, Mapping):
             self._groups = groups or next((x for x in actor if x in known), None)
-            asked = [self._groups] if isinstance(self._groups, str) else list(self._groups or ())
-            if not asked or (unknown := next((x for x in asked if x not in known), None)) is not None:
-                said = f"its observation has no group {unknown!r}" if asked else f"it has no group {' or '.join(actor)}"
-                raise ConfigError(f"{name}: {said}; expected env_kwargs groups= one or several of {sorted(known)}")
+            asked = [self._groups] if isinstance(self._groups, str) else sorted(self._groups or ())
+            unknown = [x for x in asked if x not in known]
+            if unknown or not asked:
+                said = f"group {unknown[0]!r}" if unknown else f"group {' or '.join(actor)}"
+                raise ConfigError(
+                    f"{name}: its observation has no {said}; expected env_kwargs groups= one or several of {sorted(known)}"
+                )
             one = isinstance(self._groups, str)
-            seen = known[asked[0]] if one else spaces.Dict({x: known[x] for x in sorted(asked)})
+            known = known[asked[0]] if one else spaces.Dict({x: known[x] for x in asked})
         elif groups is not None:
             raise ConfigError(
                 f"{name} with groups={groups!r}: its observation is one array, in no groups; leave it out"
             )
-        self.single_observation_space, self.single_action_space = seen, action_space
-        self.observation_space, self.action_space = batch_space(seen, num_envs), batch_space(action_space, num_envs)
+        self.single_observation_space, self.single_action_space = known, action_space
+        self.observation_space, self.action_space = batch_space(known, num_envs), batch_space(action_space, num_envs)
 
     def shown(self, obs: Any) -> Tree:
         """The groups of an observation that were asked for."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from gymnasium.vector import AutoresetMode
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.envs.builtin import is_builtin_env
+from penstock.envs.ids import is_simulator_id
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
-from penstock.envs.sims import is_simulator_id
 from penstock.tensor_envs import NextStep, from_rsl_rl
 from tests.tensor_envs.sims import fake_jax, fakes
 
@@ -157,7 +158,7 @@ def test_a_curriculum_goes_on_where_its_state_is_to_be_preserved():
 
 @pytest.mark.parametrize("id_", ["mjlab:Mjlab-Ring", "isaaclab:Isaac-Ring-v0"])
 def test_settings_are_changed_by_their_paths(id_: str):
-    assert make(id_, episode_length_s=7.0, **{"scene.spacing": 2.0} if id_ == "" else {}).env.cfg.episode_length_s == 7
+    assert make(id_, episode_length_s=7).env.cfg.episode_length_s == 7
     fakes.Simulation.one = None
     with pytest.raises(ConfigError, match=r"episode_lenght_s=7: it has no such setting; .*'episode_length_s'"):
         make(id_, episode_lenght_s=7)
@@ -292,3 +293,28 @@ def test_slots_and_device_are_those_of_the_run():
     assert (other.env_config.kwargs, other.eval_env_config.kwargs) == ({}, {"device": "cpu"})
     own = ps.Experiment("mjlab:Mjlab-Ring", ps.PPO(), ps.SerialSampler(), run, env_kwargs={"device": "cuda"})
     assert own.eval_env_config.kwargs == {"device": "cuda"}
+
+
+@pytest.mark.parametrize("id_", ALL)
+def test_a_batch_holds_the_last_observations(id_: str):
+    T = 11
+    env: Any = id_ if id_ != "rsl_rl" else (lambda num_envs: from_rsl_rl(fakes.VecEnv(num_envs)))
+    kwargs = {"episode_length": fakes.LIMIT} if id_.startswith("brax") else {}
+    kwargs |= {} if id_ == "rsl_rl" else {"device": "cpu"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sampler = ps.SerialSampler(T=T, B=N).build(EnvConfig(env, kwargs), seed=0)
+    assert [str(x.message) for x in said if "as rsl_rl does" in str(x.message)] == [str(x.message) for x in said]
+    assert len(said) == (id_ == "rsl_rl")
+    sampler.initialize(ps.PPO().build(sampler.spec, 0).agent)
+    ends = 0
+    for itr in range(2):
+        batch, _ = sampler.obtain_samples(itr)
+        ended = batch.terminated | batch.truncated
+        after = batch.obs[:-1].roll(1, -1)
+        assert torch.equal(batch.obs[1:][~ended], after[~ended])
+        assert torch.equal(batch.final[ended], (batch.obs[:-1] if id_ == "rsl_rl" else after)[ended])
+        assert batch.valid.all()
+        ends += int(batch.truncated.sum())
+    assert ends
+    sampler.shutdown()
