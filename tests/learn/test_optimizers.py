@@ -259,7 +259,7 @@ def test_weight_matrices_decay_and_nothing_else(name: str):
 
 
 def test_an_unknown_optimizer_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'adamw'"):
+    with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'radam' or 'adamw'"):
         PPO(optimizer="adamW")  # pyright: ignore
 
 
