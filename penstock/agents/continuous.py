@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from penstock.agents.actor_critic import ActorCriticSettings
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
+from penstock.agents.critics import ActionBox, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
-from penstock.agents.mlp import MLP, chain_by_kernel, is_plain, surely, through
+from penstock.agents.mlp import chain_by_kernel, is_plain, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation
@@ -70,7 +70,7 @@ class Critics(nn.Module):
         self.encoder = Encoder(spec.obs, spec.action, net)
         inputs = self.encoder.size + actions
         self.scalar = quantiles is None
-        self.stack = StackedMLP(k, inputs, net.hidden, quantiles or 1, activation=net.activation, init=net.init, norm=net.normed)
+        self.stack = net.bodies(k, inputs, quantiles or 1)
 
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
@@ -96,7 +96,7 @@ class Actor(nn.Module):
     def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None, init=net.init, norm=net.normed)
+        self.mlp = net.body(self.encoder.size, net.hidden, gain=None)
         size = self.mlp.size
         self.out = (
             StateDependentOutput(size, outputs // 2, net.log_std(_LOG_STD), _CLIP_MEAN)

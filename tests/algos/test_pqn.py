@@ -39,7 +39,9 @@ def agent(cfg: ps.PQN) -> QAgent:
 def batch(obs: list[float], reward: list[float], ends: dict[int, str] | None = None) -> SampleBatch:
     """One slot; `ends` says at which rows an episode ends and how, "reset" that a row is one."""
     T, ends = len(reward), ends or {}
-    flags = {kind: torch.tensor([[ends.get(t) == kind] for t in range(T)]) for kind in ("terminated", "truncated", "reset")}
+    flags = {
+        kind: torch.tensor([[ends.get(t) == kind] for t in range(T)]) for kind in ("terminated", "truncated", "reset")
+    }
     zeros = torch.zeros(T + 1, 1)
     first = torch.cat([torch.tensor([[True]]), flags["reset"]])
     return SampleBatch(
@@ -62,9 +64,13 @@ def test_targets_by_hand() -> None:
 
 def test_targets_stop_at_terminals_and_bootstrap_at_truncations() -> None:
     cfg = ps.PQN(discount=0.5, q_lambda=1.0)
-    x = pqn.postprocess_fn(agent(cfg), batch([1.0, 4.0, 2.0, 6.0], [10.0, 20.0, 30.0], {1: "terminated", 2: "reset"}), cfg)
+    x = pqn.postprocess_fn(
+        agent(cfg), batch([1.0, 4.0, 2.0, 6.0], [10.0, 20.0, 30.0], {1: "terminated", 2: "reset"}), cfg
+    )
     assert x["target"].squeeze(1)[:2].tolist() == pytest.approx([10.0 + 0.5 * 20.0, 20.0])
-    x = pqn.postprocess_fn(agent(cfg), batch([1.0, 4.0, 2.0, 6.0], [10.0, 20.0, 30.0], {1: "truncated", 2: "reset"}), cfg)
+    x = pqn.postprocess_fn(
+        agent(cfg), batch([1.0, 4.0, 2.0, 6.0], [10.0, 20.0, 30.0], {1: "truncated", 2: "reset"}), cfg
+    )
     assert x["target"].squeeze(1)[:2].tolist() == pytest.approx([10.0 + 0.5 * 21.0, 20.0 + 0.5 * 2.0])
 
 
