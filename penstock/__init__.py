@@ -90,6 +90,7 @@ _WHERE = {
     "Share": "penstock.core.spec",
     "StudyResult": "penstock.studies.report",
     "TD3": "penstock.algos.td3",
+    "TQC": "penstock.algos.tqc",
     "TrainBatch": "penstock.core.batch",
     "Trainer": "penstock.run.trainer",
     "actor_critic": "penstock.agents.actor_critic",
@@ -172,6 +173,7 @@ if TYPE_CHECKING:
     from penstock.algos.sac import SAC as SAC
     from penstock.algos.self_play import SelfPlay as SelfPlay
     from penstock.algos.td3 import TD3 as TD3
+    from penstock.algos.tqc import TQC as TQC
     from penstock.core.batch import (
         Inputs as Inputs,
         MultiAgentBatch as MultiAgentBatch,

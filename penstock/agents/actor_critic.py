@@ -14,7 +14,7 @@ from penstock.agents import distributions as dists
 from penstock.agents.agent import Agent
 from penstock.agents.gsde import StateDependentHead
 from penstock.agents.images import image_of
-from penstock.agents.mlp import MLP, are_plain, chain_by_kernel, is_plain, orthogonal, out_of, through
+from penstock.agents.mlp import MLP, SimBa, are_plain, chain_by_kernel, is_plain, orthogonal, out_of, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
 from penstock.agents.preparation import Preparation
 from penstock.agents.recurrent import Memory
@@ -154,9 +154,9 @@ def _state_dependent(plain: ActionHead, features: int, log_std: float) -> StateD
     return StateDependentHead(features, center, half, plain.leaves[0].shape, plain.squash, log_std)
 
 
-def _tail(inputs: int, hidden: tuple[int, ...] | None, net: Net) -> MLP | None:
+def _tail(inputs: int, hidden: tuple[int, ...] | None, net: Net) -> MLP | SimBa | None:
     """Layers of an actor or a critic behind a shared body; None without any."""
-    return MLP(inputs, hidden, net.activation, init=net.init, norm=net.normed) if hidden else None
+    return net.body(inputs, hidden) if hidden else None
 
 
 class Body(nn.Module):
@@ -165,7 +165,7 @@ class Body(nn.Module):
     def __init__(self, spec: EnvSpec, obs: Tree, net: Net) -> None:
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, init=net.init, norm=net.normed)
+        self.mlp = net.body(self.encoder.size, net.hidden)
         self.size = self.mlp.size
         self._identity = self.encoder.is_identity
 

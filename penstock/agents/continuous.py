@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from penstock.agents.actor_critic import ActorCriticSettings
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import ActionBox, StackedMLP, hold_temperature, least
+from penstock.agents.critics import ActionBox, hold_temperature, least
 from penstock.agents.distributions import LOG_STD_RANGE, squashed_sample, standard_normal
 from penstock.agents.gsde import StateDependentOutput
-from penstock.agents.mlp import MLP, chain_by_kernel, is_plain, surely, through
+from penstock.agents.mlp import chain_by_kernel, is_plain, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_action_critics, own_network
 from penstock.agents.preparation import Preparation
@@ -58,21 +58,24 @@ def control_agent(
         target_actor=not gaussian,
         actor=actor,
         own_critics=critics,
+        quantiles=getattr(settings, "quantiles", None),
     )
 
 
 class Critics(nn.Module):
-    """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q."""
+    """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q, or [k, N, quantiles] of its distribution."""
 
-    def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int) -> None:
+    def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int, quantiles: int | None = None) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
         inputs = self.encoder.size + actions
-        self.stack = StackedMLP(k, inputs, net.hidden, activation=net.activation, init=net.init, norm=net.normed)
+        self.scalar = quantiles is None
+        self.stack = net.bodies(k, inputs, quantiles or 1)
 
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
-        return self.stack(torch.cat([features, action], -1)).squeeze(-1)
+        out = self.stack(torch.cat([features, action], -1))
+        return out.squeeze(-1) if self.scalar else out
 
     def each(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         """[k, N, m] of actions [N, m, size], with the features of an observation made once."""
@@ -93,7 +96,7 @@ class Actor(nn.Module):
     def __init__(self, spec: EnvSpec, net: Net, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
-        self.mlp = MLP(self.encoder.size, net.hidden, net.activation, gain=None, init=net.init, norm=net.normed)
+        self.mlp = net.body(self.encoder.size, net.hidden, gain=None)
         size = self.mlp.size
         self.out = (
             StateDependentOutput(size, outputs // 2, net.log_std(_LOG_STD), _CLIP_MEAN)
@@ -124,7 +127,7 @@ class ControlAgent(Agent):
     Gaussian noise of `exploration_noise` half-ranges, clipped to the box. Without noise: the mean.
 
     Args:
-        kind: the actor's distribution. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
+        kind: the actor's distribution. quantiles: numbers of each critic for an action (TQC); None: one, Q. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
     """
 
     warm: Tensor
@@ -142,6 +145,7 @@ class ControlAgent(Agent):
         *,
         actor: nn.Module | None = None,
         own_critics: nn.Module | None = None,
+        quantiles: int | None = None,
     ) -> None:
         super().__init__()
         if net.is_recurrent:
@@ -155,6 +159,8 @@ class ControlAgent(Agent):
         size = self.box.size
         if actor is not None and net.use_sde:
             raise ConfigError("net.use_sde=True with an actor of your own; gSDE needs the built-in one")
+        if own_critics is not None and quantiles is not None:
+            raise ConfigError(f"{algo} with critics of your own, whose quantiles only the built-in ones have; use SAC")
         outputs = 2 * size if self._gaussian else size
         self.actor: Any = (
             Actor(spec, net.of("actor"), outputs)
@@ -162,7 +168,7 @@ class ControlAgent(Agent):
             else own_network("actor", actor, self.preparation.obs, (outputs,))
         )
         self.critics: Any = (
-            Critics(spec, net.of("critic"), size, critics)
+            Critics(spec, net.of("critic"), size, critics, quantiles)
             if own_critics is None
             else own_action_critics(own_critics, self.preparation.obs, size)
         )

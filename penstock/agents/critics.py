@@ -21,6 +21,7 @@ from penstock.agents.mlp import (
     product,
     product_into,
     relu_backward,
+    through,
 )
 from penstock.agents.precision import in_full
 from penstock.core.errors import ConfigError
@@ -109,6 +110,18 @@ class StackedMLP(nn.Module):
     def _held(self, names: tuple[str, ...]) -> list[Tensor]:
         held: dict[str, Any] = self._parameters
         return [held[name] if name in held else getattr(self, name) for name in names]
+
+
+class SideBySide(nn.Module):
+    """[N, inputs] -> [k, N, outputs]: networks of any kind, each with a linear layer behind it, one after the other."""
+
+    def __init__(self, bodies: Iterable[Any], outputs: int) -> None:
+        super().__init__()
+        self.bodies = nn.ModuleList(bodies)
+        self.outs = nn.ModuleList(nn.Linear(body.size, outputs) for body in self.bodies)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([through(body, x, out) for body, out in zip(self.bodies, self.outs)])
 
 
 def hold_temperature(log_alpha: Tensor, settings: Any) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.agent import Agent, follow
-from penstock.agents.critics import StackedMLP, hold_temperature
+from penstock.agents.critics import hold_temperature
 from penstock.agents.distributions import Categorical
-from penstock.agents.mlp import MLP, surely, through
+from penstock.agents.mlp import surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_discrete_critics, own_network
 from penstock.agents.preparation import Preparation
@@ -41,9 +41,9 @@ class ChoiceNetwork(nn.Module):
         super().__init__()
         self.encoder = Encoder(obs, spec.action, net)
         size = self.encoder.size
-        self.mlp = MLP(size, net.hidden, net.activation, init=net.init, norm=net.normed) if k is None else None
+        self.mlp = net.body(size, net.hidden) if k is None else None
         self.out = nn.Linear(net.hidden[-1] if net.hidden else size, actions) if k is None else None
-        stack = None if k is None else StackedMLP(k, size, net.hidden, actions, net.activation, net.init, net.normed)
+        stack = None if k is None else net.bodies(k, size, actions)
         self.stack = stack
 
     def forward(self, inputs: Inputs, obs: Tree) -> Tensor:

@@ -32,6 +32,7 @@ from penstock.native import dense, library
 from penstock.native.acting import Acting
 from penstock.native.direct import runs_directly, values_are_there
 from penstock.native.elementwise import orthogonal_
+from penstock.native.layer_norm import EPS, layer_norm
 from penstock.ops.activations import Activation, AnyActivation, activate, activations, elu
 
 InitName = Literal[
@@ -54,9 +55,6 @@ _WIDE_AMD = 26
 
 _OF_NUMPY = (torch.float32, torch.float64)
 """Types of which numpy has vectorised functions."""
-
-_EPS = nn.LayerNorm(1).eps
-"""Under the root of a LayerNorm, in the kernel too."""
 
 _Linear, _Parameter = nn.Linear, nn.Parameter
 
@@ -122,6 +120,48 @@ class MLP(nn.Module):
         for i, (layer, activation) in enumerate(zip(layers, between)):  # pyright: ignore[reportArgumentType]
             x = activation(norms[i](layer(x)) if norms else layer(x))
         return x if out is None else in_full(out, x)
+
+
+class SimBa(nn.Module):
+    """[N, inputs] -> [N, width]: the residual network of Lee et al. 2024, arXiv:2410.09754, section 4.2.
+
+    A linear layer, `blocks` times x + W2 relu(W1 LayerNorm(x)) with 4 `width` units between, and a LayerNorm. Weights
+    start as in the authors' code: orthogonal of gain 1, in the blocks normal by He et al. 2015.
+    """
+
+    def __init__(self, inputs: int, width: int, blocks: int) -> None:
+        super().__init__()
+        self.size = width
+        self.embedding = nn.Linear(inputs, width)
+        orthogonal(self.embedding, 1.0)
+        self.blocks = nn.ModuleList(SimBaBlock(width) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = run_layers(x, (), "relu", self.embedding)
+        for block in self.blocks:
+            x = block(x)
+        return normed(self.norm, x)
+
+
+class SimBaBlock(nn.Module):
+    """[N, width] -> [N, width]: x + W2 relu(W1 LayerNorm(x)); see `SimBa`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for layer in (self.up, self.down):
+            init_weights(layer.weight, layer.bias, "kaiming_normal")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + run_layers(normed(self.norm, x), (self.up,), "relu", self.down)
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """norm(x), for a plain LayerNorm by the kernel where it can."""
+    plain = plain_norms((norm,))
+    return norm(x) if plain is None else layer_norm(x, *plain)
 
 
 def through(body: nn.Module, x: Tensor, out: nn.Module | None = None) -> Tensor:
@@ -413,7 +453,7 @@ def plain_norms(norms: Iterable[nn.Module]) -> list[Tensor] | None:
     """Gain and shift of each LayerNorm in turn, as they are at this moment; None if one is not plain."""
     found: list[Any] = []
     for norm in norms:
-        if not is_plain(norm, nn.LayerNorm) or norm.eps != _EPS:
+        if not is_plain(norm, nn.LayerNorm) or norm.eps != EPS:
             return None
         found += [norm.weight, norm.bias]
     return found if are_plain(found) else None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
-from penstock.agents.mlp import InitName, init_layers, is_plain, orthogonal, run_layers
+from penstock.agents.critics import SideBySide, StackedMLP
+from penstock.agents.mlp import MLP, SimBa, InitName, init_layers, is_plain, orthogonal, run_layers
 from penstock.agents.own.encoders import (
     EncoderFn,
     check_encoder,
@@ -59,6 +60,10 @@ class Net:
     activation: ActivationName | Callable[..., Any] = "tanh"
     """Activation between fully connected layers, by name or as a class of modules (`module:NAME`). tanh suits policy
     gradients on vectors (Andrychowicz et al. 2021, section 3.2), relu images."""
+    block: Literal["none", "simba"] = "none"
+    """`simba`: fully connected layers are residual blocks with norms (Lee et al. 2024), one for each width of `hidden`,
+    which must be equal: (128,) for the actor and (512, 512) for critics in the paper, with `normalize_obs`. Activation
+    (relu) and start are the paper's."""
     norm: Literal["none", "layer"] = "none"
     """`layer`: a LayerNorm (Ba et al. 2016) between each fully connected layer and its activation."""
     init: InitName = "auto"
@@ -122,6 +127,15 @@ class Net:
         if isinstance(self.activation, str) and ":" in self.activation:
             import_object(self.activation)
         check_settings(self, "net.")
+        if self.block != "none" and self.norm != "none":
+            raise ConfigError(f"net.block={self.block!r} with net.norm={self.norm!r}; blocks have norms of their own")
+        for name in ("hidden", "actor_hidden", "critic_hidden"):
+            widths = getattr(self, name)
+            if self.block != "none" and len(set(widths or ())) > 1:
+                raise ConfigError(
+                    f"net.{name}={widths} with net.block={self.block!r}; expected equal widths, one for each block, "
+                    f"such as {(widths[0],) * len(widths)}"
+                )
         for i, layer in enumerate(self.cnn if isinstance(self.cnn, tuple) else ()):
             if len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0:
                 raise ConfigError(
@@ -142,10 +156,17 @@ class Net:
         """True if the agent carries state from step to step."""
         return self.recurrent != "none"
 
-    @property
-    def normed(self) -> bool:
-        """True if fully connected layers have a LayerNorm."""
-        return self.norm == "layer"
+    def body(self, inputs: int, hidden: tuple[int, ...], gain: float | None = math.sqrt(2.0)) -> MLP | SimBa:
+        """Fully connected layers of these widths; `gain`: of the orthogonal start of plain ones."""
+        if self.block == "simba" and hidden:
+            return SimBa(inputs, hidden[0], len(hidden))
+        return MLP(inputs, hidden, self.activation, gain=gain, init=self.init, norm=self.norm == "layer")
+
+    def bodies(self, k: int, inputs: int, outputs: int) -> StackedMLP | SideBySide:
+        """k networks side by side, of widths `hidden` and with a linear layer behind them: [N, inputs] -> [k, N, outputs]."""
+        if self.block == "simba" and self.hidden:
+            return SideBySide((self.body(inputs, self.hidden) for _ in range(k)), outputs)
+        return StackedMLP(k, inputs, self.hidden, outputs, self.activation, self.init, self.norm == "layer")
 
     def of(self, part: Literal["actor", "critic"]) -> Net:
         """The settings of a separate actor or critic network, with its widths as `hidden`."""

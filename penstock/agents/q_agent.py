@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent, follow
 from penstock.agents.distributions import MASKED
-from penstock.agents.mlp import MLP, chain_by_kernel, is_plain, out_of, surely, through
+from penstock.agents.mlp import chain_by_kernel, is_plain, out_of, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.own.networks import own_q_network
@@ -106,8 +106,8 @@ class QNetwork(nn.Module):
 
         def layers(inputs: int, hidden: tuple[int, ...]) -> nn.Module:
             if sigma is None:
-                return MLP(inputs, hidden, net.activation, gain=None, init=net.init, norm=net.normed)
-            return NoisyMLP(inputs, hidden, sigma, net.activation, net.normed)
+                return net.body(inputs, hidden, gain=None)
+            return NoisyMLP(inputs, hidden, sigma, net.activation, net.norm == "layer")
 
         def linear(inputs: int, outputs: int) -> nn.Module:
             return nn.Linear(inputs, outputs) if sigma is None else NoisyLinear(inputs, outputs, sigma)
@@ -206,6 +206,8 @@ class QAgent(Agent):
                 f"Q-learning needs one discrete action; the environment takes {describe(spec.action)}: use SAC, TD3 or "
                 "DDPG for boxes, PPO for anything else"
             )
+        if noisy and net.block != "none":
+            raise ConfigError(f"noisy=True with net.block={net.block!r}, whose layers have no noise; use epsilon")
         if noisy and net.is_recurrent:
             raise ConfigError("noisy=True with a recurrent net; use epsilon, or a net without memory")
         self.spec, self.net, self.outputs = spec, net, outputs

@@ -26,6 +26,7 @@ ALGOS = {
     "sac": "penstock.algos.sac:SAC",
     "self-play": "penstock.algos.self_play:SelfPlay",
     "td3": "penstock.algos.td3:TD3",
+    "tqc": "penstock.algos.tqc:TQC",
 }
 """Built-in algorithms by the name that the command line knows."""
 

@@ -155,20 +155,52 @@ def scaled_groups(optimizer_fn: OptimizerFn) -> OptimizerFn:
                     f"names or of the ends of these, such as {', '.join(f'{x}.*' for x in sorted(ends)[:4])}"
                 )
         pattern_of = {x: pattern for pattern in reversed(list(scales)) for x in by_pattern[pattern]}
-        for optimizer in optimizers.values():
-            groups = list(optimizer.param_groups)
-            optimizer.param_groups.clear()
-            for group in groups:
-                parts: dict[str | None, list[Tensor]] = {}
-                for p in group["params"]:
-                    parts.setdefault(pattern_of.get(id(p)), []).append(p)
-                for pattern, parameters in parts.items():
-                    x = 1.0 if pattern is None else scales[pattern]
-                    own = {"params": parameters, "lr": x * group["lr"], "lr_scale": x * group.get("lr_scale", 1.0)}
-                    optimizer.param_groups.append({**group, **own})
+
+        def own(pattern: str | None, group: Mapping[str, Any]) -> dict[str, Any]:
+            x = 1.0 if pattern is None else scales[pattern]
+            return {"lr": x * group["lr"], "lr_scale": x * group.get("lr_scale", 1.0)}
+
+        _part(optimizers, lambda p: pattern_of.get(id(p)), own)
         return optimizers
 
     return scaled
+
+
+def decayed_weights(optimizer_fn: OptimizerFn) -> OptimizerFn:
+    """An `optimizer_fn` whose optimizers decay weight matrices alone (Loshchilov and Hutter 2019 decay all parameters).
+
+    These are parameters of two axes or more with `weight` in the last part of their name. So biases, norms, deviations
+    of noise and temperatures are left as they are.
+    """
+
+    def decayed(agent: Agent, settings: Any) -> Optimizers:
+        optimizers = optimizer_fn(agent, settings)
+        check_optimizers(optimizers)
+        last = {id(p): name.rpartition(".")[2] for name, p in agent.named_parameters()}
+
+        def is_weight(p: Tensor) -> bool:
+            name = last.get(id(p), "")
+            return p.dim() > 1 and "weight" in name and not name.endswith("sigma")
+
+        _part(optimizers, is_weight, lambda yes, group: {"weight_decay": group["weight_decay"] if yes else 0.0})
+        return optimizers
+
+    return decayed
+
+
+def _part(
+    optimizers: Optimizers, key: Callable[[Tensor], Any], own: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+) -> None:
+    """Parts every group of parameters by `key`, each part with settings `own(key, group)`."""
+    for optimizer in optimizers.values():
+        groups = list(optimizer.param_groups)
+        optimizer.param_groups.clear()
+        for group in groups:
+            parts: dict[Any, list[Tensor]] = {}
+            for p in group["params"]:
+                parts.setdefault(key(p), []).append(p)
+            for of, parameters in parts.items():
+                optimizer.param_groups.append({**group, "params": parameters, **own(of, group)})
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -520,8 +552,8 @@ class Adam:
         groups = state["groups"] if "groups" in state else [state["group"]]
         if len(groups) != len(self.param_groups):
             raise CheckpointError(
-                f"the stored Adam has {len(groups)} parameter groups; the agent has {len(self.param_groups)}: was "
-                "lr_scales changed?"
+                f"the stored Adam has {len(groups)} parameter groups; the agent has {len(self.param_groups)}: were "
+                "optimizer, weight_decay or lr_scales changed?"
             )
         for own, settings in zip(self.param_groups, groups):
             own.update(settings, betas=tuple(settings["betas"]))

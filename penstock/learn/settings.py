@@ -16,7 +16,7 @@ from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positi
 from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.optimizers import OptimizerName, scaled_groups
+from penstock.learn.optimizers import OptimizerName, decayed_weights, scaled_groups
 from penstock.learn.policy import Policy
 from penstock.replay.settings import ReplaySettings
 
@@ -68,8 +68,9 @@ class Settings:
     optimizer: OptimizerName = "adam"
     """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019), radam (Liu et al. 2020) or rmsprop."""
     weight_decay: NotNegative | None = None
-    """Weight decay: adamw shrinks weights by lr times this each step, usually 1e-4 to 1e-2; the others add it to
-    gradients as L2. None: the optimizer's default, 0.01 with adamw, 0 with the others."""
+    """Weight decay of weight matrices, not of biases, norms, deviations and temperatures: adamw shrinks them by lr times
+    this each step, usually 1e-4 to 1e-2; the others add it to gradients as L2. None: the optimizer's default, 0.01 with
+    adamw, 0 with the others."""
     adam_eps: NotNegative = 1e-5
     """Added to the divisor of Adam and RMSprop, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     lr_scales: Mapping[str, float] | None = None
@@ -109,13 +110,15 @@ class Settings:
     def policy(self, functions: AlgorithmFunctions, spec: EnvSpec, seed: int, device: str) -> Policy:
         """The live policy of these settings with the functions given."""
         require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
+        decays = self.weight_decay or (self.optimizer == "adamw" and self.weight_decay is None)
+        optimizer = decayed_weights(functions.optimizer) if decays else functions.optimizer
         return Policy(
             self,
             spec,
             agent_fn=functions.agent,
             postprocess_fn=functions.postprocess,
             loss_fn=functions.loss,
-            optimizer_fn=scaled_groups(functions.optimizer) if self.lr_scales else functions.optimizer,
+            optimizer_fn=scaled_groups(optimizer) if self.lr_scales else optimizer,
             replay_fn=functions.replay,
             max_grad_norm=self.max_grad_norm,
             standardize=("advantage",) if getattr(self, "normalize_advantage", False) else (),

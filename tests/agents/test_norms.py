@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import penstock as ps
 from penstock.agents.critics import StackedMLP, least
-from penstock.agents.mlp import MLP, through
+from penstock.agents.mlp import MLP, SimBa, through
 from penstock.agents.noisy import NoisyMLP
+from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.native import dense, library
@@ -172,11 +173,20 @@ def normed(algo: Any) -> Any:
     return replace(algo, net=replace(algo.net, norm="layer"))
 
 
+def with_blocks(algo: Any) -> Any:
+    return replace(algo, net=replace(algo.net, block="simba", hidden=(8, 8)))
+
+
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("change", [normed, with_blocks])
 @pytest.mark.parametrize("name", ALGOS)
-def test_agents_of_every_algorithm_hold_to_their_contract_with_norms(name: str) -> None:
+def test_agents_of_every_algorithm_hold_to_their_contract_with_norms(name: str, change: Any) -> None:
     algo, spec = ALGOS[name]
-    policy, plain = normed(algo).build(spec, 0), algo.build(spec, 0)
+    if name == "noisy" and change is with_blocks:
+        with pytest.raises(ConfigError, match=r"noisy=True with net.block='simba'.*use epsilon"):
+            change(algo).build(spec, 0)
+        return
+    policy, plain = change(algo).build(spec, 0), algo.build(spec, 0)
     assert any("norm" in x for x, _ in policy.agent.named_parameters())
     assert not any("norm_" in x or "norms" in x for x, _ in plain.agent.named_parameters())
     check_agent(policy.agent, spec, explores=name not in ("noisy", "sac", "td3", "cql"))
@@ -221,13 +231,75 @@ def test_transforms_and_the_compiler_see_the_same_function(name: str) -> None:
         torch.testing.assert_close(exported(x), expected)
 
 
-@pytest.mark.parametrize("algo", [ps.PPO(epochs=2, minibatch=16), ps.SAC(learning_starts=8, replay_ratio=32)])
+@pytest.mark.usefixtures("way")
+def test_blocks_of_simba_are_the_equations() -> None:
+    """x = Wx + b, then x + W2 relu(W1 LN(x) + b1) + b2 by block, then LN (Lee et al. 2024, section 4.2)."""
+    torch.manual_seed(0)
+    body: Any = moved(SimBa(5, 24, 2))
+    x = torch.randn(37, 5, requires_grad=True)
+    y = x.double() @ body.embedding.weight.double().t() + body.embedding.bias.double()
+    for block in body.blocks:
+        z = by_hand(y, block.norm.weight, block.norm.bias) @ block.up.weight.double().t() + block.up.bias.double()
+        y = y + z.relu() @ block.down.weight.double().t() + block.down.bias.double()
+    y = by_hand(y, body.norm.weight, body.norm.bias)
+    found = body(x)
+    torch.testing.assert_close(found.double(), y, rtol=1e-4, atol=1e-4)
+    wanted = [x, *body.parameters()]
+    expected = torch.autograd.grad(y.square().mean(), wanted)
+    for a, b in zip(torch.autograd.grad(found.square().mean(), wanted), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    if library.found is not None:
+        with torch.inference_mode():
+            whole = body(x)
+            for n in (1, 3, 5, 16):
+                assert torch.equal(torch.cat([body(x[i : i + n]) for i in range(0, len(x), n)]), whole)
+
+
+def test_blocks_start_as_in_the_authors_code() -> None:
+    torch.manual_seed(0)
+    body: Any = SimBa(64, 64, 1)
+    square = body.embedding.weight.detach() @ body.embedding.weight.detach().t()
+    torch.testing.assert_close(square, torch.eye(64), rtol=0, atol=1e-4)
+    assert float(body.blocks[0].up.weight.detach().std()) == pytest.approx((2 / 64) ** 0.5, rel=0.05)
+    assert float(body.blocks[0].down.weight.detach().std()) == pytest.approx((2 / 256) ** 0.5, rel=0.05)
+    assert body.blocks[0].up.weight.shape == (256, 64)
+
+
+def test_critics_of_blocks_differ_and_pass_their_slope_to_the_action() -> None:
+    agent: Any = with_blocks(ps.SAC()).build(BOXES, 0).agent
+    inputs = Inputs(torch.randn(5, 3), None, None, None)  # pyright: ignore[reportArgumentType]
+    action = torch.randn(5, 2, requires_grad=True)
+    q = agent.q(inputs, action)
+    assert q.shape == (2, 5)
+    assert not torch.equal(q[0], q[1])
+    (a,) = torch.autograd.grad(agent.smallest_q(inputs, action).sum(), action)
+    torch.testing.assert_close(a, torch.autograd.grad(q.amin(0).sum(), action)[0])
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        ({"block": "simba", "hidden": (8, 16)}, r"net.hidden=\(8, 16\).*equal widths.*\(8, 8\)"),
+        ({"block": "simba", "critic_hidden": (8, 16)}, r"net.critic_hidden=\(8, 16\).*equal widths"),
+        ({"block": "simba", "norm": "layer"}, r"net.block='simba' with net.norm='layer'; blocks have norms"),
+    ],
+)
+def test_blocks_that_cannot_be_made_are_refused(net: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ps.Net(**net)
+
+
+BLOCKS = ps.SAC(learning_starts=8, replay_ratio=32, net=ps.Net(hidden=(16, 16), block="simba", normalize_obs=True))
+
+
+@pytest.mark.parametrize("algo", [ps.PPO(epochs=2, minibatch=16), ps.SAC(learning_starts=8, replay_ratio=32), BLOCKS])
 def test_every_sampler_trains_the_same_bits(algo: Any) -> None:
+    algo = algo if algo is BLOCKS else normed(algo)
     env = "CartPole-v1" if isinstance(algo, ps.PPO) else "Pendulum-v1"
     found: list[list[Tensor]] = []
     for settings in (ps.SerialSampler(T=8, B=6), ps.CpuSampler(T=8, B=6, workers=2), ps.GpuSampler(T=8, B=6)):
         live = settings.build(env, 1)
-        policy = normed(algo).build(live.spec, seed=1)
+        policy = algo.build(live.spec, seed=1)
         live.initialize(policy.agent)
         for itr in range(3):
             ps.train_one_step(policy, live.obtain_samples(itr)[0])

@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     "impala": ("CartPole-v1", ps.IMPALA(normalize_advantage=True, net=SMALL), 16, 8, (3, 5)),
     "bc": ("CartPole-v1", ps.BC(minibatch=32, net=SMALL), 16, 8, (3, 5)),
     "marwil": ("CartPole-v1", ps.MARWIL(minibatch=32, net=SMALL), 16, 8, (3, 5)),
+    "pqn": ("CartPole-v1", ps.PQN(epochs=2, minibatch=64, net=ps.Net(hidden=(16,), norm="layer")), 16, 8, (3, 5)),
     "appo": ("CartPole-v1", ps.APPO(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
 }
 

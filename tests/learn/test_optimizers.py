@@ -189,6 +189,7 @@ def test_a_step_of_a_whole_agent_is_torchs(shape: tuple[int, ...]):
     [
         ("adam", lambda p: torch.optim.Adam(p, lr=0.03, eps=1e-3, weight_decay=0.1, foreach=False)),
         ("adamw", lambda p: torch.optim.AdamW(p, lr=0.03, eps=1e-3, weight_decay=0.1, foreach=False)),
+        ("radam", lambda p: torch.optim.RAdam(p, lr=0.03, eps=1e-3, weight_decay=0.1, foreach=False)),
         ("rmsprop", lambda p: torch.optim.RMSprop(p, lr=0.03, alpha=0.99, eps=1e-3, weight_decay=0.1)),
     ],
 )
@@ -227,8 +228,38 @@ def test_every_algorithm_obeys(name: str):
     assert decays == {key: 0.0 if key == "alpha" else 0.5 for key in optimizers}
 
 
+@pytest.mark.parametrize("name", ["ppo", "r2d1", "noisy", "sac", "gsde"])
+def test_weight_matrices_decay_and_nothing_else(name: str):
+    norm, choice = {"hidden": (4,), "norm": "layer"}, LeafSpec("discrete", (), "int64", sizes=(2,))
+    box = LeafSpec("box", (1,), "float32", low=-1.0, high=1.0)
+    kinds: dict[str, tuple[Any, Any]] = {
+        "ppo": (PPO(net=Net(**norm)), box),
+        "r2d1": (find_algo("r2d1")(net=Net(**norm, recurrent="lstm", recurrent_size=4)), choice),
+        "noisy": (find_algo("dqn")(noisy=True, net=Net(**norm)), choice),
+        "sac": (find_algo("sac")(net=Net(**norm)), box),
+        "gsde": (find_algo("sac")(net=Net(**norm, use_sde=True)), box),
+    }
+    algo, action = kinds[name]
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), action)
+    policy = replace(algo, optimizer="adamw", weight_decay=0.5).build(spec)
+    names = {id(p): key for key, p in policy.agent.named_parameters()}
+    found: dict[float, set[str]] = {0.5: set(), 0.0: set()}
+    for optimizer in policy.optimizers.values():
+        for group in optimizer.param_groups:
+            found[group["weight_decay"]] |= {names[id(p)].rpartition(".")[2] for p in group["params"]}
+    weights = {"weight", "weight_ih_l0", "weight_hh_l0", "weight_0", "weight_1"}
+    assert found[0.5]
+    assert found[0.5] <= weights
+    assert not found[0.0] & (weights - {"weight"})  # LayerNorm's gain is called so, too
+    for optimizer in policy.optimizers.values():
+        for group in optimizer.param_groups:
+            assert all((p.dim() > 1) or group["weight_decay"] == 0.0 for p in group["params"])
+    plain = replace(algo, weight_decay=0.0).build(spec)
+    assert all(len(optimizer.param_groups) == 1 for optimizer in plain.optimizers.values())
+
+
 def test_an_unknown_optimizer_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'adamw'"):
+    with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'radam' or 'adamw'"):
         PPO(optimizer="adamW")  # pyright: ignore
 
 

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
         8,
         (2, 6),
     ),
+    "tqc": ("Pendulum-v1", ps.TQC(**BOXES, quantiles=5, replay=kept()), 8, 8, (4, 4)),
     "td3": ("Pendulum-v1", ps.TD3(**BOXES, replay=kept()), 8, 8, (2, 3, 3)),
     "ddpg": ("Pendulum-v1", ps.DDPG(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "discrete-sac": ("CartPole-v1", ps.DiscreteSAC(**BOXES, replay=kept()), 8, 8, (4, 4)),

@@ -33,6 +33,8 @@ ON_POLICY = {
     "impala": ps.IMPALA(net=NET, max_lag=3, optimizer="rmsprop"),
     "impala-lstm": ps.IMPALA(net=LSTM),
     "appo": ps.APPO(minibatch=16, epochs=2, net=NORMALIZED, target_interval=2),
+    "pqn": ps.PQN(minibatch=16, epochs=2, net=ps.Net(hidden=(8,), norm="layer", normalize_obs=True)),
+    "pqn-lstm": ps.PQN(minibatch=16, epochs=2, optimizer="adam", net=LSTM),
     "appo-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, target_interval=3),
 }
 OFF_POLICY = {
@@ -46,6 +48,8 @@ OFF_POLICY = {
 }  # fmt: skip
 BOXES = {
     "sac": ps.SAC(replay=UNIFORM, **SMALL),
+    "tqc": ps.TQC(replay=UNIFORM, quantiles=5, **SMALL),
+    "tqc-per": ps.TQC(replay=PRIORITIZED, quantiles=5, critics=3, drop=1, **SMALL),
     "td3": ps.TD3(replay=UNIFORM, **SMALL),
     "ddpg": ps.DDPG(replay=UNIFORM, **SMALL),
 }

@@ -1,0 +1,75 @@
+"""TQC: SAC with truncated mixtures of quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269).
+
+The largest of the pooled quantiles are dropped from targets, which governs overestimation in small steps, where SAC
+takes the least of two critics. Differs from the paper: all three losses of a step are taken at the same parameters,
+n-step targets may be used, truncated episodes bootstrap, and there are 2 critics, not 5, as in sb3-contrib.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock import ops
+from penstock.agents.continuous import ControlAgent
+from penstock.algos.sac import SAC, alpha, optimizer_fn, replay_fn, target_entropy
+from penstock.core.batch import TrainBatch
+from penstock.core.errors import ConfigError
+from penstock.core.limits import Count, Whole
+from penstock.learn.algorithm import Loss
+from penstock.learn.settings import AlgorithmFunctions
+
+
+def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TQC) -> TrainBatch:
+    """Adds `target` [N, k (M - drop)]: r + discount * (z_i - alpha log pi(a'|s')) of the least atoms z_i  (eq. 11)."""
+    following = x["next"]
+    noise, next_noise = x["noise"].chunk(2, -1)
+    action, logp = agent.sample(following, next_noise)
+    atoms = agent.target_q(following, action).transpose(0, 1).flatten(1).sort(-1).values
+    kept = atoms[:, : cfg.critics * (cfg.quantiles - cfg.drop)]
+    value = kept - (alpha(agent) * logp).unsqueeze(1)
+    target = agent.scaled_reward(x["return"]).unsqueeze(1) + x["discount"].unsqueeze(1) * value
+    return TrainBatch(x.inputs, {**x.rows, "noise": noise, "target": target}, None)
+
+
+def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TQC) -> Loss:
+    """Critics: quantile Huber loss, a mean over M x targets (eq. 12 and 13). Actor: alpha log pi - mean Z (eq. 14)."""
+    action, logp = agent.sample(x.inputs, x["noise"])
+    actor_loss = (alpha(agent) * logp - agent.q(x.inputs, action).mean((0, 2))).mean()
+    z = agent.q(x.inputs, agent.box.to_unit(x["action"]))
+    each = sum(ops.quantile_huber(own, x["target"]) for own in z.unbind(0)) / cfg.quantiles
+    critic_loss = (each * x["weight"]).mean() if "weight" in x.rows else each.mean()
+    totals = {"critic": critic_loss, "actor": actor_loss}
+    entropy = -logp.detach().mean()
+    if cfg.alpha == "auto":
+        assert agent.log_alpha is not None
+        totals["alpha"] = agent.log_alpha.squeeze(0) * (entropy - target_entropy(agent, cfg))
+    metrics = {
+        "critic_loss": critic_loss,
+        "actor_loss": actor_loss,
+        "ent_coef": alpha(agent),
+        "entropy": entropy,
+        "q": z.mean(),
+    }
+    priorities = (z.detach().mean((0, 2)) - x["target"].mean(1)).abs() if "weight" in x.rows else None
+    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, priorities)
+
+
+@dataclass(frozen=True)
+class TQC(SAC):
+    """Settings of TQC."""
+
+    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, replay_fn)
+    fixed = SAC.fixed | {"quantiles"}
+
+    critics: Count = 2
+    """Number of critics, usually 2 to 5; 5 in the paper."""
+    quantiles: Count = 25
+    """Quantiles of each critic; 25 in the paper."""
+    drop: Whole = 2
+    """Largest quantiles dropped for each critic, of all of them together; usually 0 to 5, more where values are
+    overestimated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop >= self.quantiles:
+            raise ConfigError(f"drop={self.drop} of quantiles={self.quantiles} leaves none; expected drop < quantiles")
