@@ -37,6 +37,14 @@ MEMBERS = (
     "      show_root_toc_entry: false",
     "      heading_level: 3",
 )
+PRIME = "<mi>&#x02032;</mi>"
+MENDED = (
+    (rf"<msup>(<mi>[^<]*</mi>){PRIME}</msup>", rf"<mrow>\1{PRIME}</mrow>"),  # the sign is raised by itself
+    (rf"<msubsup>(<mi>[^<]*</mi>)(<mi>[^<]*</mi>){PRIME}</msubsup>", rf"<msub><mrow>\1{PRIME}</mrow>\2</msub>"),
+    (r"(<mi>log</mi>)(?=<m(i|sub)>)", r'\1<mspace width="0.17em"/>'),
+    (r"(?<=>)\*(?=<)", "&#42;"),  # no emphasis of Markdown's
+)
+"""Patterns in MathML, and what stands in their place."""
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -103,7 +111,10 @@ def drawn(text: str) -> str:
     def formula(match: re.Match[str]) -> str:
         if match[1] is None:  # code
             return match[0]
-        return re.sub(r"(?<=>)[*_](?=<)", lambda sign: f"&#{ord(sign[0])};", latex2mathml.converter.convert(match[1]))
+        drawing = latex2mathml.converter.convert(match[1])
+        for found, instead in MENDED:
+            drawing = re.sub(found, instead, drawing)
+        return f"<span>{drawing}</span>"  # which keeps it in its paragraph
 
     return re.sub(r"^```.*?^```|`[^`\n]*`|\$([^$\n]+)\$", formula, text, flags=re.DOTALL | re.MULTILINE)
 
@@ -202,7 +213,7 @@ def fits(page: Page | None, place: str) -> bool:
 def check() -> int:
     found = sorted(set(faults()))
     print("\n".join(found))
-    print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}, {len(found)} faults")
+    print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE}, {len(found)} faults")
     return min(len(found), 1)
 
 
