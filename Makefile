@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As many test processes as cores, from 2 to 4: more wait for the slowest tests.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 2 : n > 4 ? 4 : n )))
 
-.PHONY: run test test-slow test-all lint types examples check clean
+.PHONY: run test test-slow test-all lint types examples check docs clean
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt penstock/native/kernel.c
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,17 @@ examples: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m examples
 
 check: test test-slow lint types examples
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+# The pages as a site in build/site, with the API out of the docstrings; fails on dead links and on requests to other hosts.
+docs: $(VENV)/.docs-installed
+	$(BIN)/python docs/site/stage.py
+	$(BIN)/zensical build --clean
+	$(BIN)/python docs/site/stage.py check
+	@echo "to look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -6,8 +6,10 @@ source archives have one sha256 however often they are built: all times in them 
 
 import gzip
 import os
+import re
 import shutil
 import tarfile
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -17,6 +19,24 @@ from setuptools.command.sdist import sdist
 
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0"]
 EPOCH = int(os.environ.setdefault("SOURCE_DATE_EPOCH", "1767225600"))
+ROOT = Path(__file__).parent
+
+
+def readme() -> str:
+    """README.md for a package index: its links lead to this version's files in the repository.
+
+    They stay as they are as long as pyproject.toml has no `[project.urls]` with a `Repository`.
+    """
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Repository")
+    if address is None:
+        return text
+    version = re.findall(r'^VERSION = "(.*)"', (ROOT / "penstock/core/__init__.py").read_text(), re.MULTILINE)[0]
+    return re.sub(
+        r"(!?)(\[[^]]*\]\()(?!\w+:|#)",
+        lambda link: f"{link[0]}{address}/{'raw' if link[1] else 'blob'}/v{version}/",
+        text,
+    )
 
 
 class PlainLibrary(build_ext):
@@ -59,6 +79,8 @@ class SortedArchive(sdist):
 
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension("penstock.native._kernel", ["penstock/native/kernel.c"], extra_compile_args=FLAGS, optional=True)
     ],

@@ -48,6 +48,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_images_say_what_they_show(page: Path) -> None:
+    texts = re.findall(r"!\[([^\]]*)\]", page.read_text())
+    assert all(len(text.split()) > 3 for text in texts), texts
+
+
 def test_pages_that_code_and_presets_name_exist() -> None:
     files = [path for path in (ROOT / "penstock").rglob("*") if path.suffix in {".py", ".toml"}]
     named = {(path, name) for path in files for name in re.findall(r"\bdocs/[\w-]+\.md", path.read_text())}
@@ -65,6 +71,14 @@ def run(command: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
 def test_is_short(path: Path) -> None:
     assert code_lines(path) <= MAX_LINES, f"{path.name} has {code_lines(path)} lines of code, at most {MAX_LINES}"
+
+
+@pytest.mark.parametrize(
+    ("where", "code"), [pytest.param(*b, id=b[0]) for b in blocks() if b[0].startswith("cookbook")]
+)
+def test_a_recipe_is_short(where: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(code)
+    assert code_lines(tmp_path / "block.py") <= MAX_LINES
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from tests.parsed import ROOT
 
 BUILD = "import setuptools.build_meta as backend; backend.build_sdist('dist'); backend.build_wheel('dist')"
@@ -20,6 +22,15 @@ OF_THE_WHEEL = {
     "penstock/native/kernel.c", "penstock/view/page/index.html", "penstock/view/page/uPlot.iife.min.js",
     "penstock/view/page/uPlot.min.css",
 }  # fmt: skip
+FOR_METADATA = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "penstock/core/__init__.py",
+    "penstock/view/page/uPlot-LICENSE.txt",
+)
+METADATA = "import setuptools.build_meta as backend; print(backend.prepare_metadata_for_build_wheel('.'))"
 LICENCES = {"LICENSE", "penstock/view/page/uPlot-LICENSE.txt"}
 
 
@@ -74,3 +85,26 @@ def test_archives_are_whole_and_have_one_digest(tmp_path: Path) -> None:
     line = [sys.executable, "-P", "-c", "from penstock.native.library import found, why; assert found, why()"]
     variables = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     assert subprocess.run(line, cwd=tmp_path, timeout=60, env=variables, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("address", [None, "https://example.org/me/penstock"])
+def test_the_readme_of_a_package_leads_to_the_files_of_its_version(address: str | None, tmp_path: Path) -> None:
+    for name in FOR_METADATA:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    if address is not None:
+        with (tmp_path / "pyproject.toml").open("a") as file:
+            file.write(f'\n[project.urls]\nRepository = "{address}"\n')
+    ended = subprocess.run([sys.executable, "-c", METADATA], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    text = metadata.read_text()
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", text.partition("# penstock")[2])
+    assert len(links) > 40 and "Description-Content-Type: text/markdown" in text
+    for image, link in links:
+        kind = "raw" if image else "blob"
+        assert link.startswith(
+            f"{address}/{kind}/v{ps.__version__}/" if address else ("docs/", "benchmarks/", "examples", "C")
+        )
+        path = link.removeprefix(f"{address}/{kind}/v{ps.__version__}/").partition("#")[0]
+        assert (ROOT / path).exists()

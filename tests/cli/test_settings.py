@@ -58,7 +58,7 @@ HINTS = {
     "--gamma": "did you mean --algo.discount?",
     "--algo.lrr": "did you mean --algo.lr?",
     "--learners": "did you mean --run.learners?",
-    "--vf-clip-param": "no value clipping here",
+    "--vf-clip-param": "did you mean --algo.value_clip: of a change of the value",
     "--algo.ent-coef": "did you mean --algo.entropy_coef?",
     "--exploration-fraction": "it is --algo.epsilon of ps.DQN, ",
     "--learning-rate=3": "did you mean --algo.lr?",

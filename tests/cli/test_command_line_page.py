@@ -1,4 +1,4 @@
-"""The commands of README.md run one after the other in one folder, as a reader types them."""
+"""The commands of docs/command-line.md run one after the other in one folder, as a reader types them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.short import Cli
 
-README = Path(__file__).parent.parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "command-line.md"
 SHORT = {"train": "700", "resume": "2800"}
 """Steps of a run, in place of those of the line."""
 LACKING = {"push": (2, "no token") if find_spec("huggingface_hub") else (2, "pip install 'penstock[hub]'")}
@@ -22,7 +22,7 @@ if not find_spec("imageio_ffmpeg"):
 
 def commands() -> list[list[str]]:
     """The words after `penstock` of each line of the list; two spaces and more stand before its remark."""
-    block = README.read_text().partition("## The command line")[2].partition("```\n")[2].partition("```")[0]
+    block = PAGE.read_text().partition("```\n")[2].partition("```")[0]
     return [shlex.split(re.split(" {2,}", line)[0])[1:] for line in block.splitlines()]
 
 
@@ -37,7 +37,7 @@ def shortened(words: list[str]) -> list[str]:
 
 @pytest.mark.examples
 @pytest.mark.usefixtures("drawn")
-def test_the_commands_of_the_readme_work_in_the_order_in_which_they_stand(
+def test_the_commands_of_the_page_work_in_the_order_in_which_they_stand(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "HF_TOKEN"):
