@@ -13,7 +13,7 @@ from torch.nn import functional
 from penstock.native import library
 from penstock.native.direct import runs_directly
 
-_EXP, _LOG, _LOG1P, _TANH, _NORMAL = range(5)
+_EXP, _LOG, _LOG1P, _TANH, _NORMAL, _SIGMOID, _ELU = range(7)
 _ROOT_2 = math.sqrt(2.0)
 
 
@@ -35,6 +35,16 @@ def log1p(x: Tensor) -> Tensor:
 def tanh(x: Tensor) -> Tensor:
     """The hyperbolic tangent."""
     return _run(_TANH, x) if takes(x) else x.tanh()
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e^-x)."""
+    return _run(_SIGMOID, x) if takes(x) else x.sigmoid()
+
+
+def elu(x: Tensor) -> Tensor:
+    """x above 0, else e^x - 1."""
+    return _run(_ELU, x) if takes(x) else functional.elu(x)
 
 
 def normal(u: Tensor) -> Tensor:
@@ -120,6 +130,10 @@ class _Elementwise(torch.autograd.Function):
         (kept,), f, gradient = ctx.saved_tensors, ctx.f, upstream[0]
         if f == _EXP:
             return gradient * kept, None
+        if f == _SIGMOID:
+            return gradient * (kept * (1.0 - kept)), None
+        if f == _ELU:
+            return gradient * (kept.clamp(max=0.0) + 1.0), None
         if f == _TANH:
             return torch.ops.aten.tanh_backward(gradient, kept), None
         return gradient / (kept if f == _LOG else kept + 1.0), None

@@ -16,7 +16,7 @@ compilers turn their loops into vectors. Weights are [outputs, inputs] as torch'
 #include <string.h>
 
 enum { NONE, TANH, RELU, ELU };
-enum { EXP, LOG, LOG1P, TANH_OF, NORMAL };
+enum { EXP, LOG, LOG1P, TANH_OF, NORMAL, SIGMOID, ELU_OF };
 #define API __attribute__((visibility("default")))
 #define HIDDEN static inline __attribute__((always_inline, unused))
 
@@ -200,7 +200,7 @@ static int runs(const char *name)
 /* _FUNCTIONS of library.py. */
 API int version(void)
 {
-    return 5;
+    return 6;
 }
 
 /* Chooses the instructions of this name, or with "" the widest; returns the name, 0 if this processor lacks them. */
@@ -271,8 +271,8 @@ API void layer_norm_back(const float *gradient, long rows, int n, const float *g
     kernel->layer_norm_back(gradient, 0, rows, n, gain, NONE, normal, inverse, for_x, for_gain, for_shift);
 }
 
-/* y = f(x), element by element, for f of the list at the top: EXP, LOG, LOG1P, TANH_OF, and NORMAL, the standard normal
-   at whose left x of all lies. */
+/* y = f(x), element by element, for f of the list at the top: EXP, LOG, LOG1P, TANH_OF, SIGMOID, ELU_OF, and NORMAL, the
+   standard normal at whose left x of all lies. */
 API void apply(int f, const float *x, long size, float *y)
 {
     kernel->apply(f, x, size, y);
@@ -916,6 +916,16 @@ HIDDEN float NAME(log1p_of)(float x)
     return u == INFINITY ? INFINITY : u == 0.0f ? -INFINITY : y;
 }
 
+HIDDEN float NAME(sigmoid_of)(float x)
+{
+    return 1.0f / (1.0f + NAME(exp_of)(-x));
+}
+
+HIDDEN float NAME(elu_alone)(float x)
+{
+    return (x > 0.0f ? x : 0.0f) + (NAME(exp_of)(x > 0.0f ? 0.0f : x) - 1.0f);
+}
+
 HIDDEN void NAME(tanh_all)(const float *x, long size, float *y)
 {
     for (long i = 0; i < size; i += W) {
@@ -963,6 +973,8 @@ static void NAME(apply)(int f, const float *x, long size, float *y)
     case LOG: EACH(log_of);
     case LOG1P: EACH(log1p_of);
     case TANH_OF: NAME(tanh_all)(x, size, y); break;
+    case SIGMOID: EACH(sigmoid_of);
+    case ELU_OF: EACH(elu_alone);
     default: EACH(normal_of);
     }
 }

@@ -13,7 +13,7 @@ VARIABLE = "PENSTOCK_NATIVE"
 compute everything; avx512, avx2, neon or scalar choose instructions, for tests."""
 VERSION = 3
 """Version of the order in which sums are made; libraries of one version give equal bits."""
-_FUNCTIONS = 5
+_FUNCTIONS = 6
 """Version of what kernel.c can compute."""
 TORCH = "torch"
 """Name of what computes without the library."""

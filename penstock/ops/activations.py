@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError
+from penstock.native import elementwise
 from penstock.native.direct import runs_directly
 from penstock.native.elementwise import exp
 
@@ -32,7 +34,9 @@ _SELU, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 def elu(x: Tensor) -> Tensor:
     """x above 0, else e^x - 1 (Clevert et al. 2016, equation 15, for alpha = 1)."""
-    return torch.where(x > 0.0, x, exp(x.clamp(max=0.0)) - 1.0) if _by_exp(x) else functional.elu(x)
+    if elementwise.takes(x) or not _by_exp(x):
+        return elementwise.elu(x)
+    return torch.where(x > 0.0, x, exp(x.clamp(max=0.0)) - 1.0)
 
 
 def selu(x: Tensor) -> Tensor:
@@ -43,13 +47,34 @@ def selu(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x); below -88, where e^-x would overflow, as at -88."""
-    return 1.0 / (1.0 + exp((-x).clamp(max=88.0))) if _by_exp(x) else x.sigmoid()
+    """1 / (1 + e^-x); without the kernel, below -88, where e^-x would overflow, as at -88."""
+    if elementwise.takes(x) or not _by_exp(x):
+        return elementwise.sigmoid(x)
+    return 1.0 / (1.0 + exp((-x).clamp(max=88.0)))
 
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x) (Elfwing et al. 2018, equation 8), also known as swish."""
+    if elementwise.takes(x):
+        return _Silu.apply(x)  # pyright: ignore[reportReturnType]
     return x.clamp(min=-88.0) * sigmoid(x) if _by_exp(x) else functional.silu(x)
+
+
+class _Silu(torch.autograd.Function):
+    """One node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        s = elementwise.sigmoid(x)
+        ctx.save_for_backward(x, s)
+        return x * s
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The derivative is s (1 + x (1 - s))."""
+        x, s = ctx.saved_tensors
+        return (1.0 - s).mul_(x).add_(1.0).mul_(s).mul_(upstream[0])
 
 
 def _by_exp(x: Tensor) -> bool:

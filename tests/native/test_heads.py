@@ -15,7 +15,7 @@ from penstock.learn.optimizers import Adam, RMSprop
 from penstock.native import elementwise, heads, library, updates
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("by_kernel")]
-FUNCTIONS = ["exp", "log", "log1p", "tanh", "softplus"]
+FUNCTIONS = ["exp", "log", "log1p", "tanh", "softplus", "sigmoid", "elu"]
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-42, -1e-42, 88.9, -104.5, -1.0, 3e38]
 
 
@@ -27,7 +27,7 @@ def numbers(name: str, size: int = 4099) -> Tensor:
 
 
 def by_torch(name: str) -> Callable[[Tensor], Tensor]:
-    return torch.nn.functional.softplus if name == "softplus" else getattr(torch, name)
+    return getattr(torch.nn.functional if name in ("softplus", "elu") else torch, name)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
