@@ -22,6 +22,7 @@ _ACTIVATIONS = {
     "lrelu": "leaky_relu",
 }
 _OF_THEIR_RUNS = (
+    "obs_groups",
     *("class_name", "experiment_name", "run_name", "logger", "wandb_project", "neptune_project", "check_for_nan"),
     *("resume", "load_run", "load_checkpoint", "algorithm.grad_reduce_bucket_mb", "torch_compile_mode"),
 )
@@ -167,6 +168,9 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
         sets = ("actor", "policy") if part == "actor" else ("critic",)
         for keys in [x for x in (given.take(f"obs_groups.{name}") for name in sets) if x]:
             net[f"{part}_keys"] = tuple(keys)
+    if net.get("actor_keys") == net.get("critic_keys") and len(net.get("actor_keys", ())) == 1:
+        given.left["obs_groups"] = net.pop("actor_keys")  # the observation is that group alone
+        del net["critic_keys"]
     actor, critic = found.values()
     net |= {"hidden": actor["hidden"]} | (
         {} if actor["hidden"] == critic["hidden"] else {"critic_hidden": critic["hidden"]}

@@ -120,6 +120,12 @@ def test_a_config_of_earlier_versions() -> None:
     assert set(found.missing) == {"output layers", "std_type", "obs_normalization"}
 
 
+def test_one_group_for_both_is_the_observation_itself() -> None:
+    found = converted(changed("obs_groups", {"policy": ["policy"], "critic": ["policy"]}), B)
+    assert found.algo.net.actor_keys is None and found.algo.net.critic_keys is None
+    assert found.dropped["obs_groups"] == ("policy",)
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
     *tables, last = path.split(".")
     config = {key: dict(x) if isinstance(x, dict) else x for key, x in NEW.items()}
