@@ -201,7 +201,6 @@ class LiveSampler(Evaluates):
         while (episodes := self._evaluated(asked)) is None:
             pass  # repeated losses use up the budget of replacements
         if self._config.eval_in_training:  # whose episodes the evaluation has cut
-            self._started().set_states(None)
             self.pool.set_state(self.pool.get_state(), self._filled, [])
         return episodes
 

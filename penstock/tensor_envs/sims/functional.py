@@ -108,8 +108,7 @@ class JaxEnv(Simulator):
 
     def set_ages(self, ages: Tensor) -> None:
         """Sets how many steps the episodes have lasted, [num_envs] int64."""
-        last = (self._env.episode_length - 1) // self._env.action_repeat
-        steps = self._jax.dlpack.from_dlpack((ages.clamp(max=last) * self._env.action_repeat).float())
+        steps = self._jax.dlpack.from_dlpack((ages * self._env.action_repeat).float())
         self._state = self._state.replace(info={**self._state.info, "steps": steps})
 
     def _opened(self, key: Any) -> Any:

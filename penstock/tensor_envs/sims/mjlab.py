@@ -63,7 +63,7 @@ class Mjlab(Simulator):
 
     def set_ages(self, ages: Tensor) -> None:
         """Sets how many steps the episodes have lasted, [num_envs] int64."""
-        self.env.episode_length_buf[:] = ages.clamp(max=self.env.max_episode_length - 1)
+        self.env.episode_length_buf[:] = ages
 
     def close_extras(self, **_: Any) -> None:
         self.env.close()

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.core.errors import ConfigError
 from penstock.tensor_envs.sims.simulator import Groups, Simulator, box
 
-_NEEDS = ("num_envs", "num_actions", "device", "episode_length_buf", "max_episode_length", "get_observations", "step")
+_NEEDS = ("num_envs", "num_actions", "device", "episode_length_buf", "get_observations", "step")
 
 
 class FromRslRl(Simulator):
@@ -61,8 +61,7 @@ class FromRslRl(Simulator):
 
     def set_ages(self, ages: Tensor) -> None:
         """Sets how many steps the episodes have lasted, [num_envs] int64."""
-        last = torch.as_tensor(self.env.max_episode_length, device=ages.device).long() - 1
-        self.env.episode_length_buf = torch.minimum(ages, last)
+        self.env.episode_length_buf = ages
 
     def close_extras(self, **_: Any) -> None:
         if callable(found := getattr(self.env, "close", None)):

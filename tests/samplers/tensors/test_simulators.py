@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigError, EnvContractError
 from penstock.envs.make import EnvConfig
 from penstock.tensor_envs import CartPole
 from penstock.tensor_envs.logs import EnvLog
+from penstock.tensor_envs.pool import TensorPool
 
 LIMIT = 12
 SMALL = ps.Net(hidden=(16,))
@@ -71,8 +72,9 @@ def test_what_a_simulator_logs_is_averaged_over_the_batch() -> None:
     expected = {"env/steps": 2.0, "env/age": 2.5, "env/Episode/none": 0.25}
     assert sampler.metrics() == expected
     assert sampler.metrics() == expected
-    sampler.obtain_samples(1)
-    assert sampler.metrics() == {"env/steps": 6.0, "env/age": 6.5, "env/Episode/none": 0.25}
+    for itr in (1, 2):
+        sampler.obtain_samples(itr)
+    assert sampler.metrics() == {"env/steps": 10.0, "env/age": 10.5, "env/Episode/none": 0.25}
     sampler.shutdown()
 
 
@@ -84,7 +86,8 @@ def test_a_log_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for k in range(5):
         log.add({"a": torch.full((3,), float(k)), "b": torch.tensor(k), "c": k, "d": torch.tensor(True)}, "here")
     assert not left
-    assert log.metrics() == {"env/a": 2.0, "env/b": 2.0, "env/c": 2.0, "env/d": 1.0}
+    for _ in range(2):
+        assert log.metrics() == {"env/a": 2.0, "env/b": 2.0, "env/c": 2.0, "env/d": 1.0}
     assert left == ["tolist"]
 
 
@@ -140,7 +143,13 @@ def test_ages_of_an_environment_that_has_none_are_refused() -> None:
 @pytest.mark.parametrize("recurrent", ["none", "lstm"])
 def test_one_simulation_is_trained_and_evaluated_in(tmp_path: Any, recurrent: Any) -> None:
     run = ps.RunConfig(
-        steps=400, eval_interval=128, eval_episodes=3, eval_in="training", dir=tmp_path / "run", progress="off"
+        steps=400,
+        eval_interval=128,
+        eval_episodes=3,
+        eval_slots=4,
+        eval_in="training",
+        dir=tmp_path / "run",
+        progress="off",
     )
     net = ps.Net(hidden=(8,), recurrent=recurrent, recurrent_size=4)
     exp = ps.Experiment(Simulation, ps.PPO(net=net, epochs=1, minibatch=64), ps.SerialSampler(8, 8), run)
@@ -157,6 +166,13 @@ def test_one_simulation_is_trained_and_evaluated_in(tmp_path: Any, recurrent: An
     assert len(set(Simulation.opened)) == len(Simulation.opened), "every reset has a seed of its own"
     assert (ps.resume(tmp_path / "run", {"run.steps": 600}).metrics["eval/mean_reward"]) == LIMIT
     assert len(ps.evaluate(tmp_path / "run", episodes=3)) == 3
+
+
+def test_the_end_of_an_evaluation_in_training_leaves_the_simulation_open() -> None:
+    pool = TensorPool(EnvConfig(Simulation, eval_in_training=True), 0, 8)
+    pool.for_evaluation(pool.evaluation_slots(2)).close()
+    assert Simulation.alive == 1
+    pool.close()
 
 
 def test_evaluations_in_training_need_a_simulator() -> None:

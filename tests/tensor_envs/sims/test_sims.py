@@ -285,6 +285,19 @@ def test_an_id_is_known_to_be_of_a_batched_environment():
     assert is_builtin_env("mjlab:Mjlab-Ring")
 
 
+def test_one_is_made_for_all_slots_and_none_to_look_at(monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+
+    class Counted(fakes.MjlabEnv):
+        def __init__(self, cfg: Any, device: str) -> None:
+            super().__init__(cfg, device)
+            made.append(cfg.scene.num_envs)
+
+    monkeypatch.setattr(sys.modules["mjlab.envs"], "ManagerBasedRlEnv", Counted)
+    ps.SerialSampler(T=4, B=N).build("mjlab:Mjlab-Ring").shutdown()
+    assert made == [N]
+
+
 def test_slots_and_device_are_those_of_the_run():
     run = ps.RunConfig(steps=64, device="cpu")
     exp = ps.Experiment("mjlab:Mjlab-Ring", ps.PPO(), ps.SerialSampler(T=4, B=N), run, env_kwargs={"groups": "actor"})
