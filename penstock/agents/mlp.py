@@ -248,7 +248,8 @@ def mlp_chain(
     activated = len(weights) // 2 - with_out
     if library.found is not None and weights and dense.takes(x, weights):
         if torch.is_grad_enabled():
-            return _NativeChain.apply(x, activation, activated, len(norms), *weights, *norms)  # pyright: ignore[reportReturnType]
+            parts = *weights, *norms
+            return _NativeChain.apply(x, activation, activated, len(norms), *parts)  # pyright: ignore[reportReturnType]
         return dense.last(x, weights, activation, activated, norms)
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]

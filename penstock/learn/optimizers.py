@@ -118,7 +118,9 @@ def make_optimizer(
     if kind == "radam":
         group = {"params": list(parameters), "lr_scale": own / of_all}
         return torch.optim.RAdam([group], lr=own, eps=eps, weight_decay=decay, foreach=True)
-    return Adam(parameters, lr=own, eps=eps, lr_scale=own / of_all, weight_decay=decay, decoupled=kind == "adamw")
+    betas = getattr(settings, "beta1", 0.9), 0.999
+    how = {"betas": betas, "eps": eps, "lr_scale": own / of_all, "weight_decay": decay}
+    return Adam(parameters, lr=own, **how, decoupled=kind == "adamw")
 
 
 def trainable(agent: Agent) -> list[torch.nn.Parameter]:
