@@ -117,7 +117,7 @@ class MLP(nn.Module):
         norms: Any = self._modules.get("norms") or ()
         if (between := self._modules.get("between")) is None:
             return run_layers(x, layers._modules.values(), self.activation, out, norms)
-        for i, (layer, activation) in enumerate(zip(layers, between)):  # pyright: ignore[reportArgumentType]
+        for i, (layer, activation) in enumerate(zip(layers, between)):  # pyright: ignore
             x = activation(norms[i](layer(x)) if norms else layer(x))
         return x if out is None else in_full(out, x)
 
@@ -216,7 +216,7 @@ def run_layers(
     """
     if type(x) is Tensor and x.dim() == 2 and runs_directly():
         weights = plain_weights(hidden if out is None else (*hidden, out))
-        plain = plain_norms(norms)
+        plain = plain_norms(norms) if norms else ()
         if weights is not None and plain is not None and (not plain or normed_by_kernel(x, weights, plain)):
             return mlp_chain(x, activation, weights, out is not None, plain)
     each = iter(norms)

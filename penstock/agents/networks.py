@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
 from penstock.agents.critics import SideBySide, StackedMLP
-from penstock.agents.mlp import MLP, SimBa, InitName, init_layers, is_plain, orthogonal, run_layers
+from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
+from penstock.agents.mlp import MLP, InitName, SimBa, init_layers, is_plain, orthogonal, run_layers
 from penstock.agents.own.encoders import (
     EncoderFn,
     check_encoder,
