@@ -35,6 +35,7 @@ _WHERE = {
     "ConfigError": "penstock.core.errors",
     "CpuSampler": "penstock.samplers.cpu",
     "Curriculum": "penstock.run.iteration",
+    "CrossQ": "penstock.algos.crossq",
     "DDPG": "penstock.algos.ddpg",
     "DQN": "penstock.algos.dqn",
     "DiscreteSAC": "penstock.algos.discrete_sac",
@@ -160,6 +161,7 @@ if TYPE_CHECKING:
     from penstock.algos.appo import APPO as APPO
     from penstock.algos.bc import BC as BC
     from penstock.algos.cql import CQL as CQL
+    from penstock.algos.crossq import CrossQ as CrossQ
     from penstock.algos.ddpg import DDPG as DDPG
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN

@@ -59,6 +59,7 @@ def control_agent(
         actor=actor,
         own_critics=critics,
         quantiles=getattr(settings, "quantiles", None),
+        has_target=getattr(settings, "has_target", True),
     )
 
 
@@ -127,7 +128,8 @@ class ControlAgent(Agent):
     Gaussian noise of `exploration_noise` half-ranges, clipped to the box. Without noise: the mean.
 
     Args:
-        kind: the actor's distribution. quantiles: numbers of each critic for an action (TQC); None: one, Q. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
+        kind: the actor's distribution. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
+        quantiles: numbers of each critic for an action (TQC); None: one, Q. has_target: keep targets of critics.
     """
 
     warm: Tensor
@@ -146,6 +148,7 @@ class ControlAgent(Agent):
         actor: nn.Module | None = None,
         own_critics: nn.Module | None = None,
         quantiles: int | None = None,
+        has_target: bool = True,
     ) -> None:
         super().__init__()
         if net.is_recurrent:
@@ -172,7 +175,7 @@ class ControlAgent(Agent):
             if own_critics is None
             else own_action_critics(own_critics, self.preparation.obs, size)
         )
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_critics: Any = copy.deepcopy(self.critics).requires_grad_(False) if has_target else None
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None
         if isinstance(self.actor.out, StateDependentOutput):

@@ -118,7 +118,7 @@ class SideBySide(nn.Module):
     def __init__(self, bodies: Iterable[Any], outputs: int) -> None:
         super().__init__()
         self.bodies = nn.ModuleList(bodies)
-        self.outs = nn.ModuleList(nn.Linear(body.size, outputs) for body in self.bodies)
+        self.outs = nn.ModuleList(nn.Linear(int(body.size), outputs) for body in self.bodies)  # pyright: ignore
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([through(body, x, out) for body, out in zip(self.bodies, self.outs)])

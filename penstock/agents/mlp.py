@@ -117,7 +117,7 @@ class MLP(nn.Module):
         norms: Any = self._modules.get("norms") or ()
         if (between := self._modules.get("between")) is None:
             return run_layers(x, layers._modules.values(), self.activation, out, norms)
-        for i, (layer, activation) in enumerate(zip(layers, between)):  # pyright: ignore[reportArgumentType]
+        for i, (layer, activation) in enumerate(zip(layers, between)):  # pyright: ignore
             x = activation(norms[i](layer(x)) if norms else layer(x))
         return x if out is None else in_full(out, x)
 
@@ -216,7 +216,7 @@ def run_layers(
     """
     if type(x) is Tensor and x.dim() == 2 and runs_directly():
         weights = plain_weights(hidden if out is None else (*hidden, out))
-        plain = plain_norms(norms)
+        plain = plain_norms(norms) if norms else ()
         if weights is not None and plain is not None and (not plain or normed_by_kernel(x, weights, plain)):
             return mlp_chain(x, activation, weights, out is not None, plain)
     each = iter(norms)
@@ -248,7 +248,8 @@ def mlp_chain(
     activated = len(weights) // 2 - with_out
     if library.found is not None and weights and dense.takes(x, weights):
         if torch.is_grad_enabled():
-            return _NativeChain.apply(x, activation, activated, len(norms), *weights, *norms)  # pyright: ignore[reportReturnType]
+            parts = *weights, *norms
+            return _NativeChain.apply(x, activation, activated, len(norms), *parts)  # pyright: ignore[reportReturnType]
         return dense.last(x, weights, activation, activated, norms)
     if torch.is_grad_enabled():
         return _Chain.apply(x, activation, activated, *weights)  # pyright: ignore[reportReturnType]

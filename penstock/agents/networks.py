@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
 from penstock.agents.critics import SideBySide, StackedMLP
-from penstock.agents.mlp import MLP, SimBa, InitName, init_layers, is_plain, orthogonal, run_layers
+from penstock.agents.images import Image, ImageRule, image_of, require_images, trains_on_cpu
+from penstock.agents.mlp import MLP, InitName, SimBa, init_layers, is_plain, orthogonal, run_layers
 from penstock.agents.own.encoders import (
     EncoderFn,
     check_encoder,
@@ -163,7 +163,7 @@ class Net:
         return MLP(inputs, hidden, self.activation, gain=gain, init=self.init, norm=self.norm == "layer")
 
     def bodies(self, k: int, inputs: int, outputs: int) -> StackedMLP | SideBySide:
-        """k networks side by side, of widths `hidden` and with a linear layer behind them: [N, inputs] -> [k, N, outputs]."""
+        """[N, inputs] -> [k, N, outputs]: k networks of widths `hidden` side by side, with a linear layer behind them."""
         if self.block == "simba" and self.hidden:
             return SideBySide((self.body(inputs, self.hidden) for _ in range(k)), outputs)
         return StackedMLP(k, inputs, self.hidden, outputs, self.activation, self.init, self.norm == "layer")

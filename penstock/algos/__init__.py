@@ -13,6 +13,7 @@ ALGOS = {
     "appo": "penstock.algos.appo:APPO",
     "bc": "penstock.algos.bc:BC",
     "cql": "penstock.algos.cql:CQL",
+    "crossq": "penstock.algos.crossq:CrossQ",
     "ddpg": "penstock.algos.ddpg:DDPG",
     "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",

@@ -58,7 +58,7 @@ optimizer_fn = adam
 
 def agent_fn(spec: EnvSpec, cfg: PQN) -> Agent:
     """The default agent: a Q network with a LayerNorm before each activation, and no target network."""
-    return q_agent(spec, cfg)
+    return q_agent(spec, cfg)  # pyright: ignore[reportArgumentType]  # its constants are of the class
 
 
 @dataclass(frozen=True)

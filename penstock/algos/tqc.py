@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.algos.sac import SAC, alpha, optimizer_fn, replay_fn, target_entropy
@@ -36,7 +38,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TQC) -> Loss:
     action, logp = agent.sample(x.inputs, x["noise"])
     actor_loss = (alpha(agent) * logp - agent.q(x.inputs, action).mean((0, 2))).mean()
     z = agent.q(x.inputs, agent.box.to_unit(x["action"]))
-    each = sum(ops.quantile_huber(own, x["target"]) for own in z.unbind(0)) / cfg.quantiles
+    each = torch.stack([ops.quantile_huber(own, x["target"]) for own in z.unbind(0)]).sum(0) / cfg.quantiles
     critic_loss = (each * x["weight"]).mean() if "weight" in x.rows else each.mean()
     totals = {"critic": critic_loss, "actor": actor_loss}
     entropy = -logp.detach().mean()

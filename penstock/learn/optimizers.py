@@ -99,7 +99,8 @@ def make_optimizer(
     """An optimizer as `settings.lr`, `optimizer`, `weight_decay` and `adam_eps` describe it.
 
     RMSprop has the alpha of OpenAI baselines' A2C, 0.99, and torch's form: eps is added to the root of the mean
-    square, which starts at 0. RAdam (Liu et al. 2020) is torch's. In A3C's appendix (Mnih et al. 2016) and in TensorFlow's, theirs, it is added under it.
+    square, which starts at 0. In A3C's appendix (Mnih et al. 2016) and in TensorFlow's, theirs, it is added under it.
+    RAdam (Liu et al. 2020) is torch's.
 
     Args:
         lr: of these parameters; None for `settings.lr`, whose schedule it follows in proportion.
@@ -118,7 +119,9 @@ def make_optimizer(
     if kind == "radam":
         group = {"params": list(parameters), "lr_scale": own / of_all}
         return torch.optim.RAdam([group], lr=own, eps=eps, weight_decay=decay, foreach=True)
-    return Adam(parameters, lr=own, eps=eps, lr_scale=own / of_all, weight_decay=decay, decoupled=kind == "adamw")
+    betas = getattr(settings, "beta1", 0.9), 0.999
+    how: Any = {"betas": betas, "eps": eps, "lr_scale": own / of_all, "weight_decay": decay}
+    return Adam(parameters, lr=own, **how, decoupled=kind == "adamw")
 
 
 def trainable(agent: Agent) -> list[torch.nn.Parameter]:

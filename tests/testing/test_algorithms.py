@@ -48,6 +48,7 @@ OFF_POLICY = {
 }  # fmt: skip
 BOXES = {
     "sac": ps.SAC(replay=UNIFORM, **SMALL),
+    "crossq": ps.CrossQ(replay=UNIFORM, policy_delay=2, warmup_updates=3, **SMALL),
     "tqc": ps.TQC(replay=UNIFORM, quantiles=5, **SMALL),
     "tqc-per": ps.TQC(replay=PRIORITIZED, quantiles=5, critics=3, drop=1, **SMALL),
     "td3": ps.TD3(replay=UNIFORM, **SMALL),
