@@ -121,6 +121,13 @@ def test_ages_bring_the_time_limit_nearer(id_: str):
     assert [[b for b in range(N) if row[b]] for row in cut] == [[3, 4], [2], [1], [0]]
 
 
+def test_ages_count_steps_of_which_each_repeats_an_action():
+    env = make("brax:Ring", action_repeat=2)
+    env.reset(seed=3)
+    env.set_ages(torch.tensor([0, 1, 0, 1, 0]))
+    assert env.step(torch.zeros(N, 1))[3].tolist() == [False, True, False, True, False]
+
+
 @pytest.mark.parametrize("id_", [id_ for id_ in GROUPED if not id_.startswith("playground")])
 def test_a_log_that_stands_for_longer_counts_once(id_: str):
     env = make(id_)
