@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "categorical": (ps.PPO(), "CartPole-v1"),
     "relu, no hidden layer": (ps.PPO(net=ps.Net(hidden=(), activation="relu")), "CartPole-v1"),
     "normalised": (ps.PPO(net=ps.Net(normalize_obs=True, hidden=(7, 33), activation="relu")), "Acrobot-v1"),
+    "elu": (ps.PPO(net=ps.Net(hidden=(7, 33), activation="elu")), "Acrobot-v1"),
     "norms": (ps.PPO(net=ps.Net(hidden=(7, 33), norm="layer", normalize_obs=True)), "Acrobot-v1"),
     "sac with norms": (ps.SAC(net=ps.Net(hidden=(40, 30), activation="relu", norm="layer")), "Pendulum-v1"),
     "dqn with norms": (ps.DQN(epsilon=0.3, net=ps.Net(hidden=(64,), norm="layer")), "CartPole-v1"),

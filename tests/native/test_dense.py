@@ -177,13 +177,15 @@ def test_a_process_with_another_kernel_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("by_kernel")
-def test_every_sampler_gives_the_same_batch_by_the_kernel() -> None:
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+def test_every_sampler_gives_the_same_batch_by_the_kernel(activation: Any) -> None:
     """Workers take the variable over from the process that starts them."""
     found: list[Tensor] = []
     samplers: list[Any] = [ps.SerialSampler(T=8, B=6), ps.CpuSampler(T=8, B=6, workers=2), ps.GpuSampler(T=8, B=6)]
     for settings in samplers:
         sampler = settings.build("CartPole-v1", 1)
-        sampler.initialize(ps.PPO(net=ps.Net(hidden=(24, 24))).build(sampler.spec, seed=1).agent)
+        net = ps.Net(hidden=(24, 13), activation=activation)
+        sampler.initialize(ps.PPO(net=net).build(sampler.spec, seed=1).agent)
         batch, _ = sampler.obtain_samples(0)
         found.append(torch.cat([torch.as_tensor(batch.obs).flatten(), torch.as_tensor(batch.info["logp"]).flatten()]))
         sampler.shutdown()

@@ -106,17 +106,16 @@ def test_kl_estimates_the_divergence():
 
 
 def test_the_clipped_value_loss_by_hand():
-    value, return_, before = tensor(1, 2, 5, -1), tensor(2, 0, 5, -3), tensor(0, 2, 4, 0)
-    # 0.5 stays away by 1.5; 2; 4.5 away by 0.5; -0.5 away by 2.5
-    assert clipped_squared_error(value, return_, before, 0.5, None).item() == pytest.approx(
-        (2.25 + 4 + 0.25 + 6.25) / 4
-    )
+    value, return_, before = tensor(1, 2, 5, -1, 3), tensor(2, 0, 5, -3, 0), tensor(0, 2, 4, 0, 1)
+    # 0.5 stays away by 1.5; 2; 4.5 away by 0.5; -0.5 away by 2.5; 3, as 1.5 would be nearer
+    found = clipped_squared_error(value, return_, before, 0.5, None)
+    assert found.item() == pytest.approx((2.25 + 4 + 0.25 + 6.25 + 9) / 5)
     assert clipped_squared_error(value, return_, before, 9.0, None) == squared_error(value, return_, None)
-    valid = torch.tensor([True, False, False, True])
+    valid = torch.tensor([True, False, False, True, False])
     assert clipped_squared_error(value, return_, before, 0.5, valid).item() == pytest.approx((2.25 + 6.25) / 2)
     value.requires_grad_()
     (step,) = torch.autograd.grad(clipped_squared_error(value, return_, before, 0.5, None), value)
-    assert step.tolist() == pytest.approx([0, 1, 0, 0])  # none where the clipped one is larger
+    assert step.tolist() == pytest.approx([0, 0.8, 0, 0, 1.2])  # none where the clipped one is larger
 
 
 def test_explained_variance():
