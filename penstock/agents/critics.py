@@ -83,7 +83,7 @@ class StackedMLP(nn.Module):
         if torch.is_grad_enabled():
             return _Stack.apply(x, len(norms), *weights, *norms)  # pyright: ignore[reportReturnType]
         both = zip(_networks(weights), _norms_of(norms, len(weights[0])))
-        return torch.stack([_outputs(x, network, own)[0][-1] for network, own in both])
+        return torch.stack([_outputs(x, network, own, keeps=False)[0][-1] for network, own in both])
 
     @property
     def is_relu(self) -> bool:
@@ -167,10 +167,12 @@ def _norms_of(norms: Sequence[Tensor], k: int) -> list[tuple[Tensor, ...]]:
     return list(_networks(norms)) if norms else [()] * k
 
 
-def _outputs(x: Tensor, layers: Sequence[Tensor], norms: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _outputs(
+    x: Tensor, layers: Sequence[Tensor], norms: Sequence[Tensor], keeps: bool = True
+) -> tuple[list[Tensor], list[Tensor]]:
     """The input [N, inputs] and the output of every layer of one network, and what its norms keep for the way back."""
     if library.found is not None and dense.takes(x, layers, turned=False):
-        kept = dense.room(len(x), norms)
+        kept = dense.room(len(x), norms) if keeps else []
         last = len(layers) // 2 - 1
         return [x, *dense.forward(x, layers, "relu", last, turned=False, norms=norms, kept=kept)], kept
     outputs = [x]

@@ -163,7 +163,7 @@ class Net:
         return MLP(inputs, hidden, self.activation, gain=gain, init=self.init, norm=self.norm == "layer")
 
     def bodies(self, k: int, inputs: int, outputs: int) -> StackedMLP | SideBySide:
-        """[N, inputs] -> [k, N, outputs]: k networks of widths `hidden` side by side, with a linear layer behind them."""
+        """[N, inputs] -> [k, N, outputs]: k networks of widths `hidden` side by side, each with a linear layer."""
         if self.block == "simba" and self.hidden:
             return SideBySide((self.body(inputs, self.hidden) for _ in range(k)), outputs)
         return StackedMLP(k, inputs, self.hidden, outputs, self.activation, self.init, self.norm == "layer")

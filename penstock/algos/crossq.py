@@ -135,7 +135,7 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> TrainBatc
 
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> Loss:
-    """Critics: (Q - y)^2 / 2, y = r + discount * (min_k Q(s', a') - alpha log pi), one forward (figure 2). Actor: SAC's."""
+    """Critics: (Q - y)^2 / 2, y = r + discount * (min_k Q(s', a') - alpha log pi), one forward (figure 2); SAC's actor."""
     warm, N = bool(x["update"] >= cfg.warmup_updates), len(x["return"])
     taken = agent.box.to_unit(x["action"])
     rows = torch.cat([_seen(agent, x.inputs, taken), _seen(agent, x["next"], x["next_action"])])
@@ -237,6 +237,6 @@ class CrossQ(SAC):
             )
         if (self.net.norm, self.net.block) != ("none", "none") or self.net.use_sde:
             raise ConfigError(
-                f"CrossQ with net.norm={self.net.norm!r}, net.block={self.net.block!r}, net.use_sde={self.net.use_sde}; "
-                "its networks have batch renorm: leave these as they are, or use SAC"
+                f"CrossQ with net.norm={self.net.norm!r}, net.block={self.net.block!r}, net.use_sde={self.net.use_sde}"
+                "; its networks have batch renorm: leave these as they are, or use SAC"
             )

@@ -1,6 +1,6 @@
-"""PQN: Q-learning on fresh batches, without replay or target network, by LayerNorm (Gallici et al. 2024, arXiv:2407.04811).
+"""PQN: Q-learning on fresh batches, without replay or target network, by LayerNorm (Gallici et al. 2024).
 
-Algorithm 1 with the lambda-returns of its section 4. Differs from the paper: truncated episodes bootstrap, illegal
+arXiv:2407.04811, algorithm 1 with the lambda-returns of its section 4. Differs from the paper: truncated episodes bootstrap, illegal
 actions have no value, and images go through the networks of `net`, whose convolutions have no norms.
 """
 

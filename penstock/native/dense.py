@@ -50,7 +50,7 @@ def norms_fit(norms: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
 
 
 def room(rows: int, norms: Sequence[Tensor]) -> list[Tensor]:
-    """Memory for `kept` of `forward` and `backward`: normalised numbers [N, width] and inverse deviations [N] in turn."""
+    """Memory for `kept` of `forward`: normalised numbers [N, width] and inverse deviations [N] in turn."""
     return [torch.empty(shape) for gain in norms[::2] for shape in ((rows, gain.numel()), (rows,))]
 
 
