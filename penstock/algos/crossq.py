@@ -135,7 +135,7 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> TrainBatc
 
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> Loss:
-    """Critics: (Q - y)^2 / 2, y = r + discount * (min_k Q(s', a') - alpha log pi), one forward (figure 2); SAC's actor."""
+    """Critics: (Q - y)^2 / 2, y = r + discount * (min_k Q(s', a') - alpha log pi), one forward (figure 2)."""
     warm, N = bool(x["update"] >= cfg.warmup_updates), len(x["return"])
     taken = agent.box.to_unit(x["action"])
     rows = torch.cat([_seen(agent, x.inputs, taken), _seen(agent, x["next"], x["next_action"])])

@@ -1,7 +1,7 @@
 """PQN: Q-learning on fresh batches, without replay or target network, by LayerNorm (Gallici et al. 2024).
 
-arXiv:2407.04811, algorithm 1 with the lambda-returns of its section 4. Differs from the paper: truncated episodes bootstrap, illegal
-actions have no value, and images go through the networks of `net`, whose convolutions have no norms.
+arXiv:2407.04811, algorithm 1 with the lambda-returns of its section 4. Differs from the paper: truncated episodes
+bootstrap, illegal actions have no value, and convolutions of `net` have no norms.
 """
 
 from __future__ import annotations

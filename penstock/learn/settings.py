@@ -69,8 +69,8 @@ class Settings:
     """adam (Kingma and Ba 2015), adamw (Loshchilov and Hutter 2019), radam (Liu et al. 2020) or rmsprop."""
     weight_decay: NotNegative | None = None
     """Weight decay of weight matrices, not of biases, norms, deviations and temperatures: adamw shrinks them by lr
-    times this each step, usually 1e-4 to 1e-2; the others add it to gradients as L2. None: the optimizer's default, 0.01 with
-    adamw, 0 with the others."""
+    times this each step, usually 1e-4 to 1e-2; the others add it to gradients as L2. None: the optimizer's default,
+    0.01 with adamw, 0 with the others."""
     adam_eps: NotNegative = 1e-5
     """Added to the divisor of Adam and RMSprop, usually 1e-8 to 1e-4; 1e-5 in OpenAI baselines."""
     lr_scales: Mapping[str, float] | None = None
