@@ -26,12 +26,14 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--out", metavar="FILE", required=True, help="where to write; of several policies a folder, a file for each"
     )
+    parser.add_argument("--meta", metavar="FILE", help="JSON of text, numbers and lists by name, to stand in the file")
     parser.add_argument("--policy", metavar="ID", help="one of several policies (default: all)")
     parser.add_argument("--which", default="last", help="checkpoint: last, best, or a step (default last)")
     parser.add_import(", because it registers environments or holds the algorithm; may be repeated")
     parser.add_trust()
     parser.rare("--trust", "--import")
     args = parser.parse_args(argv)
+    metadata = None if args.meta is None else _metadata(Path(args.meta))
     text = 0
     if Path(args.run).suffix != ".safetensors":
         require_run(Path(args.run))
@@ -50,7 +52,7 @@ def run(argv: list[str]) -> int:
         if args.policy not in policies:
             raise ConfigError(f"--policy {args.policy}: {args.run} has the policies {list(policies)}")
         policy = policies[args.policy]
-    found = policy.export(args.out, args.to)
+    found = policy.export(args.out, args.to, metadata)
     written = [found] if found.is_file() else [found / f"{name}.{args.to}" for name in by_id(policy)]
     rows = {"checkpoint": args.which, "actions": "deterministic"}
     for file in written:
@@ -67,6 +69,16 @@ def run(argv: list[str]) -> int:
         rows["text"] = f"goes in as {text} bytes of UTF-8, zeros behind, for each text of an observation"
     print_summary(f"export of {args.run}", rows)
     return 0
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--meta {path}: {error}; expected a file of JSON") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--meta {path}: it holds a {type(found).__name__}; expected a JSON object, values by name")
+    return found
 
 
 def _names(ports: list[dict[str, Any]]) -> str:

@@ -578,7 +578,7 @@ class Policy:
         """
         return save_policy(path, self.algorithm, self.spec, self.seed, self.agent.state_dict())
 
-    def export(self, path: str | Path, to: str | None = None) -> Path:
+    def export(self, path: str | Path, to: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Writes the deterministic policy as a file that acts without penstock, and its contract; returns its path.
 
         The contract beside it, `PATH.contract.json`, names inputs and outputs with their shapes, dtypes and spaces.
@@ -586,12 +586,14 @@ class Policy:
 
         Args:
             to: "onnx" (extra `export`), "pt2" of `torch.export`, or "safetensors" of `save`; by default the suffix.
+            metadata: text, numbers and lists of these by name, which a robot's controller needs: in the contract, as
+                `metadata_props` in ONNX (lists joined by commas), in pt2 as the extra file `metadata.json`.
 
         Raises:
             ConfigError: another format; a module that cannot be traced (named); actions that differ from `predict`.
             MissingExtraError: `onnx`, `onnxscript` or `onnxruntime` is absent. CheckpointError: it cannot be written.
         """
-        return export_policy(self, path, to)
+        return export_policy(self, path, to, metadata)
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.agent.parameters())

@@ -268,18 +268,18 @@ class PolicySet(Mapping[str, Policy]):
             raise ConfigError("policies.save of a PolicySet without settings; save each one: policies[id].save(path)")
         return save_policy(path, self.settings, self.specs, self._first.seed, self.parameters())
 
-    def export(self, path: str | Path, to: str | None = None) -> Path:
+    def export(self, path: str | Path, to: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Like `Policy.export`, in self-play of main; of several policies each as `ID.onnx` in the folder `path`.
 
         Raises:
             ConfigError: as of `Policy.export`, with the policy's id; several policies, and a file or no format.
         """
         if len(self) == 1 or self._deals_itself:
-            return (self._first if len(self) == 1 else self._main).export(path, to)
+            return (self._first if len(self) == 1 else self._main).export(path, to, metadata)
         form = folder_form(Path(path), to, list(self))
         for name, policy in self.items():
             try:
-                policy.export(Path(path) / f"{name}.{form}", form)
+                policy.export(Path(path) / f"{name}.{form}", form, metadata)
             except ConfigError as error:
                 raise ConfigError(f"policy {name!r}: {error}") from error
         return Path(path)

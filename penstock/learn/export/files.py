@@ -13,7 +13,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Form = Literal["onnx", "pt2", "safetensors"]
 FORMS: tuple[str, ...] = get_args(Form)
 FORMAT = 1
+METADATA = "metadata.json"
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 _OPENED_BY = {"onnx": "onnxruntime.InferenceSession", "pt2": "torch.export.load", "safetensors": "penstock.load"}
 
@@ -79,18 +80,20 @@ def contract_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.contract.json")
 
 
-def export_policy(policy: Policy, path: str | Path, to: str | None = None) -> Path:
+def export_policy(
+    policy: Policy, path: str | Path, to: str | None = None, metadata: Mapping[str, Any] | None = None
+) -> Path:
     """Writes the file and its contract; see `Policy.export`."""
     path = Path(path)
-    form = form_of(path, to)
+    form, said = form_of(path, to), _plain(metadata or {})
     acting = _acting(policy)
     graph = ActingGraph(acting.agent, acting.spec, acting.seen)
     opset, packages = None, ["torch"]
     if form == "onnx":
-        data, opset, execute = _onnx(graph)
+        data, opset, execute = _onnx(graph, said)
         packages += _ONNX
     elif form == "pt2":
-        data, execute = _pt2(graph)
+        data, execute = _pt2(graph, said)
     else:
         data, execute = _safetensors(policy, acting)
         packages += ["safetensors"]
@@ -105,6 +108,7 @@ def export_policy(policy: Policy, path: str | Path, to: str | None = None) -> Pa
         "actions": "deterministic",
         **_ports(graph, acting),
         "normalization": _normalization(acting),
+        **({"metadata": said} if said else {}),
         "opset": opset,
         "versions": {"penstock": VERSION, **{name: importlib.metadata.version(name) for name in packages}},
         "checked": _checked(found),
@@ -128,7 +132,7 @@ def _acting(policy: Policy) -> Acting:
     return Acting(agent, spec, seen)
 
 
-def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
+def _onnx(graph: ActingGraph, metadata: dict[str, Any]) -> tuple[bytes, int, Execute]:
     """The model's bytes and its opset, and the model in onnxruntime."""
     for package in _ONNX:
         try:
@@ -151,6 +155,9 @@ def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
             "or replace the module (docs/export.md)"
         ) from error
     proto = model.model_proto
+    for name, value in metadata.items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = name, _joined(value)
     data = proto.SerializeToString()
     opset = max(int(entry.version) for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     options = onnxruntime.SessionOptions()
@@ -161,6 +168,27 @@ def _onnx(graph: ActingGraph) -> tuple[bytes, int, Execute]:
         return list[Any](session.run(names[1], dict(zip(names[0], inputs))))
 
     return data, opset, execute
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata as JSON has it, infinities as text. Raises ConfigError for what is no text, number or list of these."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(metadata)), parse_constant=lambda x: str(float(x)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"metadata of an export: {error}; expected text, numbers and lists of these by name"
+        ) from error
+    for name, value in found.items():
+        if not name or isinstance(value, dict) or value is None:
+            raise ConfigError(
+                f"metadata of an export: {name!r} is {value!r}; expected text, a number, or a list of these, by name"
+            )
+    return found
+
+
+def _joined(value: Any, by: str = ",") -> str:
+    """A value as text: the parts of a list joined by commas, of a list in it by semicolons, as mjlab reads them."""
+    return by.join(_joined(x, ";") for x in value) if isinstance(value, list) else str(value)
 
 
 def _unwritable(program: torch.export.ExportedProgram, error: BaseException) -> str:
@@ -174,11 +202,11 @@ def _unwritable(program: torch.export.ExportedProgram, error: BaseException) -> 
     return "the policy"
 
 
-def _pt2(graph: ActingGraph) -> tuple[bytes, Execute]:
+def _pt2(graph: ActingGraph, metadata: dict[str, Any]) -> tuple[bytes, Execute]:
     """The program's bytes, and what torch loads from them."""
     file = io.BytesIO()
     with _quiet():
-        torch.export.save(traced(graph), file)
+        torch.export.save(traced(graph), file, extra_files={METADATA: json.dumps(metadata)} if metadata else None)
         module = torch.export.load(io.BytesIO(file.getvalue())).module()
     return file.getvalue(), _executor(module)
 

@@ -65,6 +65,10 @@ class Mjlab(Simulator):
         """Sets how many steps the episodes have lasted, [num_envs] int64."""
         self.env.episode_length_buf[:] = ages
 
+    def export_metadata(self, run: str = "") -> dict[str, Any]:
+        """What mjlab writes into its ONNX files for a controller, of a task whose action is `joint_pos`."""
+        return dict(imported("mjlab.rl.exporter_utils", "mjlab", _BRING).get_base_metadata(self.env, run))
+
     def close_extras(self, **_: Any) -> None:
         self.env.close()
 

@@ -293,3 +293,37 @@ def test_several_policies_have_a_file_each(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"of the policies \['a', 'b'\]; expected a folder"):
             policies.export(tmp_path / place, to)
     policies["b"].export(tmp_path / "b.safetensors")
+
+
+@pytest.mark.parametrize("form", ["pt2", "safetensors", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_metadata_stands_in_the_file_and_in_the_contract(form: str, tmp_path: Path) -> None:
+    said = {
+        "joint_names": ["hip", "knee"],
+        "gain": 20.5,
+        "clip": [[-1.0, 1.0], [float("-inf"), float("inf")]],
+        "task": "walk",
+    }
+    expected = {**said, "clip": [[-1.0, 1.0], ["-inf", "inf"]]}
+    policy = ps.PPO().build(ps.SerialSampler(T=1, B=1).build("CartPole-v1", seed=0).spec)
+    if form == "onnx":
+        need_onnx()
+    path = policy.export(tmp_path / f"p.{form}", metadata=said)
+    assert json.loads((tmp_path / f"p.{form}.contract.json").read_text())["metadata"] == expected
+    if form == "pt2":
+        extra = {"metadata.json": ""}
+        torch.export.load(path, extra_files=extra)
+        assert json.loads(extra["metadata.json"]) == expected
+    if form == "onnx":
+        import onnx
+
+        found = {x.key: x.value for x in onnx.load(path).metadata_props}
+        shown = {"joint_names": "hip,knee", "gain": "20.5", "clip": "-1.0;1.0,-inf;inf", "task": "walk"}
+        assert {key: found[key] for key in shown} == shown
+
+
+@pytest.mark.parametrize("wrong", [{"a": {"b": 1}}, {"a": None}, {"a": object()}, {"": 1}])
+def test_metadata_of_other_kinds_is_refused(wrong: Any, tmp_path: Path) -> None:
+    policy = ps.PPO().build(ps.SerialSampler(T=1, B=1).build("CartPole-v1", seed=0).spec)
+    with pytest.raises(ConfigError, match="metadata of an export"):
+        policy.export(tmp_path / "p.safetensors", metadata=wrong)
+    assert not list(tmp_path.iterdir())
