@@ -172,14 +172,14 @@ def scaled_groups(optimizer_fn: OptimizerFn) -> OptimizerFn:
 def decayed_weights(optimizer_fn: OptimizerFn) -> OptimizerFn:
     """An `optimizer_fn` whose optimizers decay weight matrices alone (Loshchilov and Hutter 2019 decay all parameters).
 
-    These are parameters of two axes or more with `weight` in the last part of their name. So biases, norms, deviations
-    of noise and temperatures are left as they are.
+    These are parameters of two axes or more with `weight` in the last part of their name, numbers in a list aside. So
+    biases, norms, deviations of noise and temperatures are left as they are.
     """
 
     def decayed(agent: Agent, settings: Any) -> Optimizers:
         optimizers = optimizer_fn(agent, settings)
         check_optimizers(optimizers)
-        last = {id(p): name.rpartition(".")[2] for name, p in agent.named_parameters()}
+        last = {id(p): name.rstrip(".0123456789").rpartition(".")[2] for name, p in agent.named_parameters()}
 
         def is_weight(p: Tensor) -> bool:
             name = last.get(id(p), "")

@@ -258,6 +258,15 @@ def test_weight_matrices_decay_and_nothing_else(name: str):
     assert all(len(optimizer.param_groups) == 1 for optimizer in plain.optimizers.values())
 
 
+def test_weights_in_lists_decay_too():
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("box", (1,), "float32", low=-1.0, high=1.0))
+    policy = find_algo("crossq")(optimizer="adamw", weight_decay=0.5, net=Net(hidden=(4,))).build(spec)
+    names = {id(p): name for name, p in policy.agent.named_parameters()}
+    groups = [group for optimizer in policy.optimizers.values() for group in optimizer.param_groups]
+    decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {f"critics.stack.weights.{i}" for i in (0, 1)} | {"actor.mlp.weights.0", "actor.out.weight"}
+
+
 def test_an_unknown_optimizer_names_the_nearest():
     with pytest.raises(ConfigError, match=r"optimizer='adamW'; did you mean 'adam' or 'radam' or 'adamw'"):
         PPO(optimizer="adamW")  # pyright: ignore
