@@ -87,6 +87,21 @@ def test_both_pairs_are_one_batch_and_targets_pass_no_gradient() -> None:
     assert not torch.allclose(alone, both[:, :6], atol=1e-3)
 
 
+def test_output_layers_are_float32_in_bf16() -> None:
+    """Networks without hidden layers are their output layers alone."""
+    torch.manual_seed(0)
+    stack, agent = RenormedMLP(2, 5, (), "relu", 1), ps.CrossQ(net=ps.Net(hidden=())).build(SPEC).agent
+    x = TrainBatch(inputs(6), rows(6), None)
+
+    def found() -> list[torch.Tensor]:
+        loss: Any = crossq.loss_fn(agent, x, CFG)  # pyright: ignore[reportArgumentType]
+        return [stack.trained(x.inputs.obs.repeat(1, 2)[:, :5], False)[0], loss.total["actor"]]  # pyright: ignore
+
+    full = found()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(found(), full, rtol=1e-5, atol=1e-5)
+
+
 def test_actor_and_temperature_wait_for_their_turn() -> None:
     cfg = ps.CrossQ(policy_delay=3, net=CFG.net)
     agent: Any = cfg.build(SPEC).agent
