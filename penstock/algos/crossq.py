@@ -113,13 +113,18 @@ class RenormedMLP(nn.Module):
 class RunningAverage:
     """An optimizer that moves running moments by `MOMENTUM` times their gradient, whatever `lr` is."""
 
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+    """A scalar on the parameters' device: 1 where the next step must not be taken; see `take_step`."""
+
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 1.0, "weight_decay": 0.0}]
 
     @torch.no_grad()
     def step(self) -> None:
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-            p.sub_(MOMENTUM * p.grad)
+            step = MOMENTUM * p.grad
+            p.sub_(step if self.found_inf is None else torch.where(self.found_inf > 0.0, 0.0, step))
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the moments are parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs import toy
+from penstock.learn.optimizers import take_step
 from penstock.learn.train_ops import train_one_step
 from penstock.testing import check_agent
 
@@ -57,6 +59,16 @@ def test_moments_move_by_a_hundredth_of_the_way() -> None:
     optimizer.step()
     assert float(norm.mean.detach()) == pytest.approx(0.03)
     assert float(norm.variance.detach()) == pytest.approx(1.03)
+
+
+def test_a_refused_step_leaves_moments_and_nothing_waits_to_know() -> None:
+    moment = torch.nn.Parameter(torch.ones(2))
+    optimizer = crossq.RunningAverage([moment])
+    for refused, value in ((True, math.nan), (False, 1.0)):
+        moment.grad = torch.full((2,), value)
+        take_step(optimizer, torch.tensor(refused))
+        assert moment.tolist() == pytest.approx([1.0 if refused else 0.99] * 2)
+    assert optimizer.found_inf is None and optimizer._step_supports_amp_scaling  # pyright: ignore
 
 
 def rows(n: int, update: int = 2) -> dict[str, Any]:
@@ -174,3 +186,9 @@ def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ps.CrossQ(**settings)
+
+
+def test_networks_of_ones_own_are_refused() -> None:
+    cfg = ps.CrossQ(agent=lambda spec, cfg: ps.control_agent(spec, cfg, actor=torch.nn.Linear(3, 4)))
+    with pytest.raises(ConfigError, match="CrossQ with networks of your own, which have no batch renorm; use SAC"):
+        cfg.build(SPEC)
