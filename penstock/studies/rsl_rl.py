@@ -173,6 +173,10 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
         sets = ("actor", "policy") if part == "actor" else ("critic",)
         for keys in [x for x in (given.take(f"obs_groups.{name}") for name in sets) if x]:
             net[f"{part}_keys"] = tuple(keys)
+    if len(absent := [part for part in found if f"{part}_keys" not in net]) == 1:
+        missing["obs_groups"] = (
+            f"none for the {absent[0]}, which reads all here; of rsl_rl {absent[0]!r}, else 'policy'"
+        )
     if net.get("actor_keys") == net.get("critic_keys") and len(net.get("actor_keys", ())) == 1:
         given.left["obs_groups"] = net.pop("actor_keys")  # the observation is that group alone
         del net["critic_keys"]

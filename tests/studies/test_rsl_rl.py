@@ -166,6 +166,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("critic.activation", "tanh"),
         ("critic.obs_normalization", True),
         ("clip_actions", 100.0),
+        ("obs_groups", {"actor": ["policy"]}),
         ("anything", {"inner": 1}),
     ],
 )
