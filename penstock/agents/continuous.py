@@ -164,6 +164,8 @@ class ControlAgent(Agent):
             raise ConfigError("net.use_sde=True with an actor of your own; gSDE needs the built-in one")
         if own_critics is not None and quantiles is not None:
             raise ConfigError(f"{algo} with critics of your own, whose quantiles only the built-in ones have; use SAC")
+        if not has_target and (actor is not None or own_critics is not None):
+            raise ConfigError(f"{algo} with networks of your own, which have no batch renorm; use SAC")
         outputs = 2 * size if self._gaussian else size
         self.actor: Any = (
             Actor(spec, net.of("actor"), outputs)

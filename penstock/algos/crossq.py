@@ -22,6 +22,7 @@ from penstock.agents.agent import Agent
 from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.agents.distributions import squashed_sample, standard_normal
 from penstock.agents.networks import Net
+from penstock.agents.precision import in_full
 from penstock.algos.sac import SAC, alpha, target_entropy
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
@@ -101,15 +102,20 @@ class RenormedMLP(nn.Module):
             else:
                 x, own = norm.trained(x, warm)  # pyright: ignore[reportCallIssue]
                 moments_loss = moments_loss + own
-            if i < len(self.weights):
+            if i == len(self.norms) - 1:
+                x = in_full(lambda x: x @ self.weights[-1] + self.biases[-1], x) if self.has_out else x.squeeze(0)
+            else:
                 x = x @ self.weights[i] + self.biases[i]
-            if i < len(self.norms) - 1:
                 x = activate(x, self._activation) if self.between is None else self.between[i](x)
-        return x if self.has_out else x.squeeze(0), moments_loss
+        return x, moments_loss
 
 
 class RunningAverage:
     """An optimizer that moves running moments by `MOMENTUM` times their gradient, whatever `lr` is."""
+
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+    """A scalar on the parameters' device: 1 where the next step must not be taken; see `take_step`."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 1.0, "weight_decay": 0.0}]
@@ -117,7 +123,8 @@ class RunningAverage:
     @torch.no_grad()
     def step(self) -> None:
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-            p.sub_(MOMENTUM * p.grad)
+            step = MOMENTUM * p.grad
+            p.sub_(step if self.found_inf is None else torch.where(self.found_inf > 0.0, 0.0, step))
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the moments are parameters."""
@@ -150,7 +157,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> Loss:
         obs, encoder = agent.prepared(x.inputs.obs), agent.actor.encoder
         h, own = agent.actor.mlp.trained(obs if encoder.is_identity else encoder(x.inputs, obs), warm)
         moments_loss = moments_loss + own
-        action, logp = squashed_sample(agent.actor.out(h), standard_normal(x["noise"]))
+        action, logp = squashed_sample(in_full(agent.actor.out, h), standard_normal(x["noise"]))
         totals["actor"] = (alpha(agent) * logp - agent.smallest_q(x.inputs, action)).mean()
         entropy = -logp.detach().mean()
         metrics |= {"actor_loss": totals["actor"], "entropy": entropy, "ent_coef": alpha(agent)}

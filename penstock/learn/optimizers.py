@@ -172,18 +172,19 @@ def scaled_groups(optimizer_fn: OptimizerFn) -> OptimizerFn:
 def decayed_weights(optimizer_fn: OptimizerFn) -> OptimizerFn:
     """An `optimizer_fn` whose optimizers decay weight matrices alone (Loshchilov and Hutter 2019 decay all parameters).
 
-    These are parameters of two axes or more with `weight` in the last part of their name. So biases, norms, deviations
-    of noise and temperatures are left as they are.
+    These are parameters of two axes or more with `weight` in the last part of their name, numbers in a list aside, and
+    not a LayerNorm's. So biases, norms, deviations of noise and temperatures are left as they are.
     """
 
     def decayed(agent: Agent, settings: Any) -> Optimizers:
         optimizers = optimizer_fn(agent, settings)
         check_optimizers(optimizers)
-        last = {id(p): name.rpartition(".")[2] for name, p in agent.named_parameters()}
+        last = {id(p): name.rstrip(".0123456789").rpartition(".")[2] for name, p in agent.named_parameters()}
+        norms = {id(p) for m in agent.modules() if isinstance(m, torch.nn.LayerNorm) for p in m.parameters()}
 
         def is_weight(p: Tensor) -> bool:
             name = last.get(id(p), "")
-            return p.dim() > 1 and "weight" in name and not name.endswith("sigma")
+            return p.dim() > 1 and "weight" in name and not name.endswith("sigma") and id(p) not in norms
 
         _part(optimizers, is_weight, lambda yes, group: {"weight_decay": group["weight_decay"] if yes else 0.0})
         return optimizers

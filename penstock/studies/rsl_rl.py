@@ -25,6 +25,7 @@ _OF_THEIR_RUNS = (
     "obs_groups",
     *("class_name", "experiment_name", "run_name", "logger", "wandb_project", "neptune_project", "check_for_nan"),
     *("resume", "load_run", "load_checkpoint", "algorithm.grad_reduce_bucket_mb", "torch_compile_mode"),
+    *("actor.stochastic", "critic.stochastic", "critic.init_noise_std", "critic.noise_std_type"),  # rsl_rl 4
 )
 """Settings of their runner, which change nothing that is learned."""
 
@@ -126,6 +127,8 @@ def _algorithm(given: _Config, rows: int, missing: dict[str, str]) -> dict[str, 
     clips_value, parts = bool(take("use_clipped_value_loss", True)), int(take("num_mini_batches", 4))
     if optimizer not in ("adam", "adamw", "rmsprop"):
         missing["algorithm.optimizer"], optimizer = f"{optimizer!r}; adam is used", "adam"
+    if optimizer == "adamw":
+        missing["algorithm.optimizer"] = "'adamw', by which rsl_rl decays biases and the deviation, too"
     if take("normalize_advantage_per_mini_batch", False):
         missing["algorithm.normalize_advantage_per_mini_batch"] = "True; advantages are normalised over the batch"
     return {
@@ -163,11 +166,17 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
         normal = f"policy.{part}_obs_normalization" if old else f"{part}.obs_normalization"
         of_part["normalize_obs"] = bool(given.take(normal, False) or both)
         of_part["activation"] = (
-            found["actor"]["activation"] if old and part == "critic" else given.take(f"{at}.activation", "elu")
+            found["actor"]["activation"]
+            if old and part == "critic"
+            else str(given.take(f"{at}.activation", "elu")).lower()
         )
         sets = ("actor", "policy") if part == "actor" else ("critic",)
         for keys in [x for x in (given.take(f"obs_groups.{name}") for name in sets) if x]:
             net[f"{part}_keys"] = tuple(keys)
+    if len(absent := [part for part in found if f"{part}_keys" not in net]) == 1:
+        missing["obs_groups"] = (
+            f"none for the {absent[0]}, which reads all here; of rsl_rl {absent[0]!r}, else 'policy'"
+        )
     if net.get("actor_keys") == net.get("critic_keys") and len(net.get("actor_keys", ())) == 1:
         given.left["obs_groups"] = net.pop("actor_keys")  # the observation is that group alone
         del net["critic_keys"]
@@ -175,7 +184,7 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
     net |= {"hidden": actor["hidden"]} | (
         {} if actor["hidden"] == critic["hidden"] else {"critic_hidden": critic["hidden"]}
     )
-    activation = str(actor["activation"])
+    activation = actor["activation"]
     if activation not in _ACTIVATIONS:
         raise ConfigError(
             f"activation={activation!r}; penstock has of rsl_rl's {', '.join(_ACTIVATIONS)}: choose one of these"
@@ -195,8 +204,9 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
 
 def _deviation(given: _Config, old: bool, missing: dict[str, str]) -> float:
     """The first standard deviation of actions, in the unit of the environment's where a box has no bounds."""
-    if old:
-        std, kind = given.take("policy.init_noise_std", 1.0), given.take("policy.noise_std_type", "scalar")
+    if old or not given.has("actor.distribution_cfg"):  # as in rsl_rl before 5
+        at = "policy" if old else "actor"
+        std, kind = given.take(f"{at}.init_noise_std", 1.0), given.take(f"{at}.noise_std_type", "scalar")
     else:
         at = "actor.distribution_cfg."
         name = str(given.take(f"{at}class_name", "GaussianDistribution"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs import toy
+from penstock.learn.optimizers import take_step
 from penstock.learn.train_ops import train_one_step
 from penstock.testing import check_agent
 
@@ -59,6 +61,16 @@ def test_moments_move_by_a_hundredth_of_the_way() -> None:
     assert float(norm.variance.detach()) == pytest.approx(1.03)
 
 
+def test_a_refused_step_leaves_moments_and_nothing_waits_to_know() -> None:
+    moment = torch.nn.Parameter(torch.ones(2))
+    optimizer = crossq.RunningAverage([moment])
+    for refused, value in ((True, math.nan), (False, 1.0)):
+        moment.grad = torch.full((2,), value)
+        take_step(optimizer, torch.tensor(refused))
+        assert moment.tolist() == pytest.approx([1.0 if refused else 0.99] * 2)
+    assert optimizer.found_inf is None and optimizer._step_supports_amp_scaling  # pyright: ignore
+
+
 def rows(n: int, update: int = 2) -> dict[str, Any]:
     return {
         "action": torch.rand(n, 2), "return": torch.randn(n), "discount": torch.full((n,), 0.9), "update": update,
@@ -85,6 +97,21 @@ def test_both_pairs_are_one_batch_and_targets_pass_no_gradient() -> None:
         torch.testing.assert_close(a, b)
     alone = stack.trained(pairs[:6], True)[0].squeeze(-1)
     assert not torch.allclose(alone, both[:, :6], atol=1e-3)
+
+
+def test_output_layers_are_float32_in_bf16() -> None:
+    """Networks without hidden layers are their output layers alone."""
+    torch.manual_seed(0)
+    stack, agent = RenormedMLP(2, 5, (), "relu", 1), ps.CrossQ(net=ps.Net(hidden=())).build(SPEC).agent
+    x = TrainBatch(inputs(6), rows(6), None)
+
+    def found() -> list[torch.Tensor]:
+        loss: Any = crossq.loss_fn(agent, x, CFG)  # pyright: ignore[reportArgumentType]
+        return [stack.trained(x.inputs.obs.repeat(1, 2)[:, :5], False)[0], loss.total["actor"]]  # pyright: ignore
+
+    full = found()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(found(), full, rtol=1e-5, atol=1e-5)
 
 
 def test_actor_and_temperature_wait_for_their_turn() -> None:
@@ -159,3 +186,9 @@ def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ps.CrossQ(**settings)
+
+
+def test_networks_of_ones_own_are_refused() -> None:
+    cfg = ps.CrossQ(agent=lambda spec, cfg: ps.control_agent(spec, cfg, actor=torch.nn.Linear(3, 4)))
+    with pytest.raises(ConfigError, match="CrossQ with networks of your own, which have no batch renorm; use SAC"):
+        cfg.build(SPEC)

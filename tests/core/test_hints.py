@@ -84,6 +84,8 @@ def test_a_setting_of_ours_given_to_another_class_is_answered_with_its_owners() 
     [
         (ps.PPO, "clip_range_vf", "it is 'value_clip' here (--algo.value_clip): in units of normalize_value"),
         (ps.PPO, "vf_clip_param", "it is 'value_clip' here (--algo.value_clip): of a change of the value"),
+        (ps.PPO, "desired_kl", "it is 'lr' here (--algo.lr): 'kl(1e-3, desired=0.01)'"),
+        (ps.TQC, "top_quantiles_to_drop_per_net", "it is 'drop' here (--algo.drop)"),
         (ps.PPO, "kl_coeff", "no KL penalty here: target_kl"),
         (ps.PPO, "use_sde", "`use_sde` is a setting of ps.Net: net.use_sde, `--algo.net.use_sde`"),
         (ps.PPO, "anneal_lr", "it is 'lr' here (--algo.lr): a schedule anneals it"),

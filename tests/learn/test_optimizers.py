@@ -15,7 +15,7 @@ from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.learn.optimizers import Adam, adam, make_optimizer, rmsprop, scaled_groups, trainable
+from penstock.learn.optimizers import Adam, adam, decayed_weights, make_optimizer, rmsprop, scaled_groups, trainable
 from penstock.native import library
 
 
@@ -256,6 +256,22 @@ def test_weight_matrices_decay_and_nothing_else(name: str):
             assert all((p.dim() > 1) or group["weight_decay"] == 0.0 for p in group["params"])
     plain = replace(algo, weight_decay=0.0).build(spec)
     assert all(len(optimizer.param_groups) == 1 for optimizer in plain.optimizers.values())
+
+
+def test_a_norm_over_several_axes_does_not_decay():
+    module: Any = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.LayerNorm((2, 4, 4)))
+    (optimizer,) = decayed_weights(adam)(module, PPO(optimizer="adamw", weight_decay=0.5)).values()
+    decayed = [p for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]]
+    assert [p is module[0].weight for p in decayed] == [True]
+
+
+def test_weights_in_lists_decay_too():
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("box", (1,), "float32", low=-1.0, high=1.0))
+    policy = find_algo("crossq")(optimizer="adamw", weight_decay=0.5, net=Net(hidden=(4,))).build(spec)
+    names = {id(p): name for name, p in policy.agent.named_parameters()}
+    groups = [group for optimizer in policy.optimizers.values() for group in optimizer.param_groups]
+    decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {f"critics.stack.weights.{i}" for i in (0, 1)} | {"actor.mlp.weights.0", "actor.out.weight"}
 
 
 def test_an_unknown_optimizer_names_the_nearest():

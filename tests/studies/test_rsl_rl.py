@@ -117,7 +117,20 @@ def test_a_config_of_earlier_versions() -> None:
     assert (algo.lr, algo.value_clip, algo.optimizer, algo.entropy_coef) == (1e-3, None, "adamw", 0.01)
     assert algo.minibatch == 60 and algo.net.hidden == (128, 64) and algo.net.critic_hidden is None
     assert algo.net.activation == "leaky_relu" and algo.net.normalize_obs and algo.net.log_std_init == 0.0
-    assert set(found.missing) == {"output layers", "std_type", "obs_normalization"}
+    assert set(found.missing) == {"output layers", "std_type", "obs_normalization", "algorithm.optimizer"}
+
+
+def test_a_config_of_rsl_rl_4() -> None:
+    noise = {"stochastic": True, "init_noise_std": 0.5, "noise_std_type": "log", "state_dependent_std": False}
+    none = {"stochastic": False, "init_noise_std": 1.0, "noise_std_type": "scalar", "state_dependent_std": False}
+    models = {
+        part: {"class_name": "MLPModel", "hidden_dims": [8], "activation": activation, **own}
+        for part, activation, own in (("actor", "ELU", noise), ("critic", "elu", none))
+    }
+    found = converted({"algorithm": {"class_name": "PPO"}, **models}, 4)
+    assert found.algo.net.log_std_init == math.log(0.5)
+    assert found.algo.net.activation == "elu"
+    assert set(found.missing) == {"output layers"}
 
 
 def test_one_group_for_both_is_the_observation_itself() -> None:
@@ -153,6 +166,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("critic.activation", "tanh"),
         ("critic.obs_normalization", True),
         ("clip_actions", 100.0),
+        ("obs_groups", {"actor": ["policy"]}),
         ("anything", {"inner": 1}),
     ],
 )
