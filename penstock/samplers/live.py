@@ -69,7 +69,7 @@ class LiveSampler(Evaluates):
         if config.eval_in_training and pool.device is None:
             pool.close()
             raise ConfigError(
-                f"run.eval_in='training' with {config.name}, whose evaluations have environments of their own; expected "
+                f"run.eval_in='training' with {config.name}, whose evaluations have own environments; expected "
                 "a simulator that answers with tensors: leave it out"
             )
         self._collect = loop() if server is None else server.serve

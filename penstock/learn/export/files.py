@@ -171,7 +171,7 @@ def _onnx(graph: ActingGraph, metadata: dict[str, Any]) -> tuple[bytes, int, Exe
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata as JSON has it, infinities as text. Raises ConfigError for what is no text, number or list of these."""
+    """The metadata as JSON has it, infinities as text. Raises ConfigError unless all are text, numbers or lists."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(dict(metadata)), parse_constant=lambda x: str(float(x)))
     except (TypeError, ValueError) as error:

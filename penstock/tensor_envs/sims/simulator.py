@@ -52,7 +52,7 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
             if unknown or not asked:
                 said = f"group {unknown[0]!r}" if unknown else f"group {' or '.join(actor)}"
                 raise ConfigError(
-                    f"{name}: its observation has no {said}; expected env_kwargs groups= one or several of {sorted(known)}"
+                    f"{name}: its observation has no {said}; expected env_kwargs groups= some of {sorted(known)}"
                 )
             one = isinstance(self._groups, str)
             known = known[asked[0]] if one else spaces.Dict({x: known[x] for x in asked})
@@ -70,7 +70,7 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
         return obs[self._groups] if isinstance(self._groups, str) else {x: obs[x] for x in self._groups}
 
     def info(self, extras: Mapping[str, Any], final: Any = None) -> dict[str, Any]:
-        """The info of a step: the final observations, if there are some, and a log, once if it stands for many steps."""
+        """The info of a step: final observations, if there are some, and a log, once if it stands for many steps."""
         log, before = extras.get("log"), self._log
         self._log = log
         known = {} if final is None else {"final_obs": self.shown(final)}
