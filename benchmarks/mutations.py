@@ -138,7 +138,7 @@ MUTATIONS = (
     Mutation("fresh priorities bootstrap without discount^n", DQN, "* ~terminated * view.discount**after", "* ~terminated", IN_TRAINING),
     Mutation("dueling: the largest advantage is subtracted", VALUES, "advantage.mean(dim, keepdim=True)",
              "advantage.amax(dim, keepdim=True)", "tests/agents/test_q_agent.py"),
-    Mutation("targets start from other weights", Q_AGENT, "self.target = copy.deepcopy(self.online)",
+    Mutation("targets start from other weights", Q_AGENT, "self.target: Any = copy.deepcopy(self.online).requires_grad_(False) if has_target else None",
              "self.target = QNetwork(spec, self.preparation.obs, body, self.actions, outputs, streams, sigma, closing)", IN_TRAINING),
     Mutation("targets hope for masked actions", Q_AGENT, "return self.legal(inputs, q).argmax(-1)", "return q.argmax(-1)", IN_DQN),
     Mutation("random actions that the mask forbids", Q_AGENT, "mask.cumsum(-1) > nth", "mask.cumsum(-1) >= nth",
@@ -182,7 +182,7 @@ MUTATIONS = (
              "tests/agents/test_critics.py"),
     Mutation("random actions over half of the box", CONTROL, "2.0 * noise[:, -self.box.size :] - 1.0)", "noise[:, -self.box.size :])",
              "tests/agents/test_continuous.py"),
-    Mutation("target critics do not start as copies", CONTROL, "self.target_critics = copy.deepcopy(self.critics)",
+    Mutation("target critics do not start as copies", CONTROL, "self.target_critics: Any = copy.deepcopy(self.critics).requires_grad_(False) if has_target else None",
              "self.target_critics = Critics(spec, net, size, critics)", "tests/agents/test_continuous.py"),
     # TD3, DDPG.
     Mutation("the target actor does not follow", CONTROL, "follow(self.target_actor, self.actor, tau)",

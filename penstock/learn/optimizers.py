@@ -178,6 +178,8 @@ def decayed_weights(optimizer_fn: OptimizerFn) -> OptimizerFn:
 
     def decayed(agent: Agent, settings: Any) -> Optimizers:
         optimizers = optimizer_fn(agent, settings)
+        if no_decay(settings):
+            return optimizers
         check_optimizers(optimizers)
         last = {id(p): name.rstrip(".0123456789").rpartition(".")[2] for name, p in agent.named_parameters()}
         norms = {id(p) for m in agent.modules() if isinstance(m, torch.nn.LayerNorm) for p in m.parameters()}
@@ -190,6 +192,27 @@ def decayed_weights(optimizer_fn: OptimizerFn) -> OptimizerFn:
         return optimizers
 
     return decayed
+
+
+def no_decay(settings: Any) -> bool:
+    """True where no parameter decays, so that weights need no group of their own."""
+    given: float | None = getattr(settings, "weight_decay", None)
+    return not given and not (given is None and getattr(settings, "optimizer", "") == "adamw")
+
+
+def group_sizes(optimizer: Any) -> list[int]:
+    """How many parameters each group has."""
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def take_over(optimizer: Any, source: Any) -> None:
+    """Takes the state of an optimizer of its kind and of the same parameters, in whatever groups it has them."""
+    if isinstance(optimizer, Adam):
+        optimizer.load_state_dict(source.state_dict())
+        return
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {i: source.state[p] for i, p in enumerate(held) if p in source.state}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _part(
@@ -554,13 +577,9 @@ class Adam:
         for own, stored in zip(held, [*state["averages"], *state["squares"], *state["steps"]]):
             own.copy_(stored)
         groups = state["groups"] if "groups" in state else [state["group"]]
-        if len(groups) != len(self.param_groups):
-            raise CheckpointError(
-                f"the stored Adam has {len(groups)} parameter groups; the agent has {len(self.param_groups)}: were "
-                "optimizer, weight_decay or lr_scales changed?"
-            )
-        for own, settings in zip(self.param_groups, groups):
-            own.update(settings, betas=tuple(settings["betas"]))
+        if len(groups) == len(self.param_groups):  # else they are parted otherwise, by settings that count now
+            for own, settings in zip(self.param_groups, groups):
+                own.update(settings, betas=tuple(settings["betas"]))
 
 
 class RMSprop(torch.optim.RMSprop):

@@ -39,12 +39,15 @@ from penstock.learn.optimizers import (
     check_optimizers,
     copies,
     first_wrong,
+    group_sizes,
     held_by_none,
     judged,
     measured,
+    no_decay,
     read,
     set_gradients,
     sizes_of,
+    take_over,
     take_step,
 )
 from penstock.learn.policy_file import save_policy
@@ -234,10 +237,10 @@ class Policy:
             raise ConfigError("the change needs other networks; start anew with it, init=RUN (--init)")
         made = twin.optimizer_fn(self.agent, twin.settings)
         held, wanted = (
-            {name: [len(group["params"]) for group in x.param_groups] for name, x in optimizers.items()}
-            for optimizers in (self.optimizers, made)
+            {name: group_sizes(x) for name, x in optimizers.items()} for optimizers in (self.optimizers, made)
         )
-        if held != wanted:
+        alike = held == wanted or no_decay(self.settings) != no_decay(twin.settings)  # then groups are parted
+        if not alike or _totals(held) != _totals(wanted):
             raise ConfigError(
                 f"the change needs other optimizers, for {wanted} parameters where there are {held}; start anew with "
                 "it, init=RUN (--init)"
@@ -252,6 +255,9 @@ class Policy:
             self.max_grad_norm, self.standardize = twin.max_grad_norm, twin.standardize
             self.settings = twin.settings
             for name, optimizer in made.items():
+                if held[name] != wanted[name]:  # weights decay now, or no longer
+                    take_over(optimizer, self.optimizers[name])
+                    self.optimizers[name] = optimizer
                 for group, asked in zip(self.optimizers[name].param_groups, optimizer.param_groups):
                     group.update({key: asked[key] for key in _OF_THE_SETTINGS if key in asked})
             self._rates = self._group_rates()
@@ -435,7 +441,10 @@ class Policy:
             self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]), refused)
             self._set_kl_rate()
         for optimizer in stepped.values():
-            take_step(optimizer, refused)
+            if isinstance(refused, Tensor):
+                take_step(optimizer, refused)
+            else:
+                optimizer.step()
         if isinstance(loss.metrics, Mapping):
             loss = loss._replace(metrics={**loss.metrics, **measured(norms.of, sizes_of(before, stepped))})
         self.updates += 1
@@ -633,7 +642,7 @@ class Policy:
         self._unread, self._refused = [], []
         for name, optimizer in self.optimizers.items():
             kept = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
-            optimizer.load_state_dict(state["optimizers"][name])
+            self._load_optimizer(name, state["optimizers"][name])
             for group, settings in zip(optimizer.param_groups, kept):
                 group.update(settings)  # which may differ from those stored
         counters = state["counters"]
@@ -649,6 +658,18 @@ class Policy:
         if self.clock.env_steps:
             self.move_schedules(self.clock.progress, self.clock.env_steps)
 
+    def _load_optimizer(self, name: str, stored: Mapping[str, Any]) -> None:
+        """Loads an optimizer, also where `weight_decay` has been switched on or off, which parts its parameters anew."""
+        optimizer: Any = self.optimizers[name]
+        groups = [len(group["params"]) for group in stored.get("param_groups", ())]
+        if groups and groups != group_sizes(optimizer) and hasattr(self.settings, "weight_decay"):
+            settings = replace(self.settings, weight_decay=float(no_decay(self.settings)))
+            other = self.optimizer_fn(self.agent, settings)[name]
+            other.load_state_dict(dict(stored))
+            take_over(optimizer, other)
+        else:
+            optimizer.load_state_dict(stored)
+
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Loads only networks and normalisers, for a warm start. Raises CheckpointError if they do not fit."""
         try:
@@ -658,6 +679,10 @@ class Policy:
                 f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
                 "were net (its widths, net.norm), spaces or the algorithm changed?"
             ) from error
+
+
+def _totals(sizes: Mapping[str, list[int]]) -> dict[str, int]:
+    return {name: sum(x) for name, x in sizes.items()}
 
 
 def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:

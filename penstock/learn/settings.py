@@ -110,8 +110,7 @@ class Settings:
     def policy(self, functions: AlgorithmFunctions, spec: EnvSpec, seed: int, device: str) -> Policy:
         """The live policy of these settings with the functions given."""
         require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
-        decays = self.weight_decay or (self.optimizer == "adamw" and self.weight_decay is None)
-        optimizer = decayed_weights(functions.optimizer) if decays else functions.optimizer
+        optimizer = decayed_weights(functions.optimizer)
         return Policy(
             self,
             spec,

@@ -272,14 +272,15 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
     assert schedule is not None
     if not count:
         return iter(())
+    away = device.type != "cpu"
     return schedule.replay.samples(
         count,
         schedule.batch_size,
         rng,
         policy.progress,
         noise_size=schedule.noise_size,
-        prefetch=count > 1 and schedule.reads_ahead(to_gpu=device.type != "cpu"),
-        ready=functools.partial(_mapped, functools.partial(to_device, device=device)),
+        prefetch=count > 1 and schedule.reads_ahead(to_gpu=away),
+        ready=functools.partial(_mapped, functools.partial(to_device, device=device) if away else torch.from_numpy),
     )
 
 

@@ -12,7 +12,7 @@ from penstock.cli.main import COMMANDS
 
 LINES = {
     "plo": {"plot"},
-    "train p": {"ppo"},
+    "train pp": {"ppo"},
     "plot --s": {"--smooth"},
     "train ppo --algo.qqq": set[str](),
     "train ppo --algo.gae": {"--algo.gae_lambda"},

@@ -376,8 +376,10 @@ def test_scaled_groups_follow_the_schedule_and_come_back_from_a_checkpoint():
     other.load_state_dict(policy.state_dict())
     other.set_progress(0.5)
     assert parameters_by_rate(other) == rates
-    with pytest.raises(CheckpointError, match="lr_scales changed"):
-        replace(algo, lr_scales=None).build(spec).load_state_dict(policy.state_dict())
+    without = replace(algo, lr_scales=None).build(spec)
+    without.load_state_dict(policy.state_dict())  # the settings that are given count
+    without.set_progress(0.5)
+    assert set(parameters_by_rate(without).values()) == {5e-4}
 
 
 def test_factors_change_in_a_run():
@@ -399,3 +401,37 @@ def test_a_pattern_that_matches_nothing_and_a_factor_that_is_none_are_refused():
     for scale in (0.0, -1.0, float("inf")):
         with pytest.raises(ConfigError, match=r"lr_scales\['a'\].*expected more than 0, finite.*encoder_freeze"):
             PPO(lr_scales={"a": scale})
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop", "radam"])
+@pytest.mark.parametrize("before", [0.0, 0.1])
+def test_weight_decay_is_switched_within_a_run_and_by_a_stored_state(before: float, kind: Any):
+    """Weights get a group of their own, or lose it; every parameter keeps its own moments."""
+    spec = EnvSpec(LeafSpec("box", (3,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
+
+    def built(weight_decay: float, seed: int) -> Any:
+        return PPO(weight_decay=weight_decay, optimizer=kind).build(spec, seed=seed)
+
+    def moments(policy: Any) -> dict[str, Tensor]:
+        optimizer = policy.optimizers["all"]
+        if kind == "adam":
+            held = {id(p): x for p, x in zip(optimizer._params, optimizer._averages)}
+        else:
+            name = "square_avg" if kind == "rmsprop" else "exp_avg"
+            held = {id(p): optimizer.state[p][name] for p in policy.agent.parameters()}
+        return {name: held[id(p)].clone() for name, p in policy.agent.named_parameters()}
+
+    policy, after = built(before, 1), 0.1 - before
+    for p in policy.agent.parameters():
+        p.grad = torch.randn_like(p)
+    policy.optimizers["all"].step()
+    expected = moments(policy)
+    restored = built(after, 2)
+    restored.load_state_dict(policy.state_dict())
+    policy.taking_settings_of(built(after, 1))()
+    for one in (policy, restored):
+        decays = {id(p): group["weight_decay"] for group in one.optimizers["all"].param_groups for p in group["params"]}
+        found = moments(one)
+        for name, p in one.agent.named_parameters():
+            assert torch.equal(found[name], expected[name]), name
+            assert decays[id(p)] == (after if "weight" in name else 0.0), name

@@ -66,6 +66,7 @@ def test_changed_settings_take_effect_on_the_state_of_the_other(name: str, tmp_p
             group = optimizer.param_groups[0]
             assert (group["lr"], group["eps"]) == (7e-4, 1e-3)
             assert group["weight_decay"] == CHANGES[name].get("algo.weight_decay", 0.0)
+            assert len(optimizer.param_groups) == (2 if name == "ppo" else 1)
         if policy.replay_schedule is not None and before.replay_schedule is not None:
             assert len(policy.replay_schedule.replay) == len(before.replay_schedule.replay) > 0
         for path, value in CHANGES[name].items():
