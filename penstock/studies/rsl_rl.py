@@ -22,7 +22,6 @@ _ACTIVATIONS = {
     "lrelu": "leaky_relu",
 }
 _OF_THEIR_RUNS = (
-    "obs_groups",
     *("class_name", "experiment_name", "run_name", "logger", "wandb_project", "neptune_project", "check_for_nan"),
     *("resume", "load_run", "load_checkpoint", "algorithm.grad_reduce_bucket_mb", "torch_compile_mode"),
     *("actor.stochastic", "critic.stochastic", "critic.init_noise_std", "critic.noise_std_type"),  # rsl_rl 4
@@ -178,8 +177,11 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
             f"none for the {absent[0]}, which reads all here; of rsl_rl {absent[0]!r}, else 'policy'"
         )
     if net.get("actor_keys") == net.get("critic_keys") and len(net.get("actor_keys", ())) == 1:
-        given.left["obs_groups"] = net.pop("actor_keys")  # the observation is that group alone
+        (group,) = net.pop("actor_keys")  # the observation is that group alone
         del net["critic_keys"]
+        missing["obs_groups"] = (
+            f"{group!r} for both; set net.actor_keys and net.critic_keys = [{group!r}] if the observation has others too"
+        )
     actor, critic = found.values()
     net |= {"hidden": actor["hidden"]} | (
         {} if actor["hidden"] == critic["hidden"] else {"critic_hidden": critic["hidden"]}
