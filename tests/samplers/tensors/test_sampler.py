@@ -212,7 +212,7 @@ def test_other_processes_are_refused() -> None:
         ConfigError, match="tensors on cpu, which no other process can see; use the SerialSampler itself"
     ):
         ps.SerialSampler(4, 4).build(CartPole, shared=shared)
-    with pytest.raises(ConfigError, match=r"made a VectorEnv, .* use SerialSampler"):  # of worker processes
+    with pytest.raises(ConfigError, match=r"made a VectorEnv, .* use SerialSampler \(--sampler serial\)$"):  # workers
         EnvConfig(CartPole).make_one()
     share = SamplerShare(ps.SerialSampler(4, 4), EnvConfig(CartPole), 0, ps.Share(0, 4))
     with pytest.raises(
