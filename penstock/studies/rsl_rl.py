@@ -180,7 +180,7 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
         (group,) = net.pop("actor_keys")  # the observation is that group alone
         del net["critic_keys"]
         missing["obs_groups"] = (
-            f"{group!r} for both; set net.actor_keys and net.critic_keys = [{group!r}] if the observation has others too"
+            f"{group!r} for both; set net.actor_keys and net.critic_keys = [{group!r}] if the observation has others"
         )
     actor, critic = found.values()
     net |= {"hidden": actor["hidden"]} | (
