@@ -266,7 +266,8 @@ def test_runs_are_stored_evaluated_recorded_and_resumed(tmp_path: Any) -> None:
         ps.RunConfig(steps=1_000, eval_episodes=4, dir=tmp_path / "run", progress="off"),
         env_kwargs=kwargs,
     )
-    result = ps.train(exp)
+    with pytest.warns(UserWarning, match="a batched environment cannot be brought back into its episodes: a resumed"):
+        result = ps.train(exp)
     assert 0 < result.metrics["eval/mean_reward"] <= 20
     assert len(ps.evaluate(tmp_path / "run", episodes=3)) == 3
     recording = record(tmp_path / "run", tmp_path / "dataset", 5)
