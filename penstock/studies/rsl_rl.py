@@ -103,6 +103,8 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
     ):
         if (value := given.take(theirs)) is not None:
             run[ours] = int(value) * scale
+    if run.get("seed", 0) < 0:
+        missing["seed"] = f"{run.pop('seed')}, which stands for a random one; 0 unless run.seed is set"
     if (device := given.take("device")) is not None:
         run["device"] = str(device)
     if given.left.get("torch_compile_mode") is not None:

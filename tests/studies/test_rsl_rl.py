@@ -133,6 +133,11 @@ def test_a_config_of_rsl_rl_4() -> None:
     assert set(found.missing) == {"output layers"}
 
 
+def test_a_random_seed_is_left_out() -> None:
+    found = converted(changed("seed", -1), B)
+    assert "seed" not in found.tables["run"] and found.missing["seed"].startswith("-1, which stands for a random one")
+
+
 def test_one_group_for_both_is_the_observation_itself() -> None:
     found = converted(changed("obs_groups", {"policy": ["policy"], "critic": ["policy"]}), B)
     assert found.algo.net.actor_keys is None and found.algo.net.critic_keys is None
