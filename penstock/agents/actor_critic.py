@@ -268,6 +268,14 @@ class ActorCritic(Agent):
         self._critic_keys: Sequence[str] | None = None
         self.central: Preparation | None = None
         keys: frozenset[str] = frozenset()
+        found = sorted(_PRIVILEGED & spec.obs.keys()) if isinstance(spec.obs, dict) else []
+        if found and net.actor_keys is None:
+            others = tuple(key for key in spec.obs if key not in found)
+            warnings.warn(
+                f"the observation has a key {found[0]!r}, and the actor reads it: name what it shall read, such as "
+                f"net.actor_keys={others or ('policy',)}, or all keys if it may",
+                stacklevel=1,
+            )
         parted = net.actor_keys is not None or net.critic_keys is not None
         if parted:
             self._actor_keys, self._critic_keys = _keys(spec.obs, net, "actor"), _keys(spec.obs, net, "critic")
@@ -276,13 +284,6 @@ class ActorCritic(Agent):
             net = replace(net, actor_keys=None, critic_keys=None)
             unvalued = replace(net, normalize_reward=False)
             self.central = Preparation(replace(spec, obs=part_of(spec.obs, self._critic_keys)), unvalued, discount)
-        elif isinstance(spec.obs, dict) and (found := sorted(_PRIVILEGED & spec.obs.keys())):
-            others = tuple(key for key in spec.obs if key not in found)
-            warnings.warn(
-                f"the observation has a key {found[0]!r}, and the actor reads it: name what it shall read, such as "
-                f"net.actor_keys={others or ('policy',)}, or all keys if it may",
-                stacklevel=1,
-            )
         self.preparation = Preparation(replace(spec, obs=part_of(spec.obs, self._actor_keys)), net, discount)
         seen, valued_obs = self.preparation.obs, (self.central or self.preparation).obs
         one_memory = net.is_recurrent and net.critic_recurrent == "shared"

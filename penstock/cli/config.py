@@ -57,7 +57,8 @@ def experiment_from(
         _refuse_another(path, algo, exp.algo_name)
         return replace(exp, run=replace(exp.run, dir=None))
     if path.suffix != ".toml":
-        raise ConfigError(f"--config {path}; expected a file in .toml, a run directory, or the {CONFIG} in one")
+        hint = "; `penstock convert` makes one of rsl_rl's YAML" if path.suffix in (".yaml", ".yml") else ""
+        raise ConfigError(f"--config {path}; expected a file in .toml, a run directory, or the {CONFIG} in one{hint}")
     if not os.path.isfile(path):
         raise ConfigError(f"--config {path}: there is no such file")
     tables, digest = read_toml(path)

@@ -226,7 +226,8 @@ def _random_action(spec: Tree, dtypes: list[np.dtype[Any]], noise: Any, obs: Any
 
 
 _WHAT_OTHERS_DO = {
-    "samestep": "SAME_STEP returns the first observation of the next episode in place of an episode's last one",
+    "samestep": "SAME_STEP returns the first observation of the next episode in place of an episode's last one (one of "
+    "torch tensors may, and has a `device`)",
     "disabled": "DISABLED resets only where reset(options={'reset_mask': ...}) asks for it, which is not done here",
 }
 _WHAT_UNNAMED_DO = "which observation a step returns after an end is not known"

@@ -65,8 +65,8 @@ _EXTRAS = {
     "envpool": "envpool",
 }
 _DERIVE = (
-    "derive from gymnasium.Env, or from PettingZoo's ParallelEnv or AECEnv, or convert it with a wrapper of yours or "
-    "of shimmy (wrappers=, --wrappers)"
+    "derive from gymnasium.Env, a batched one from gymnasium.vector.VectorEnv, or from PettingZoo's ParallelEnv or "
+    "AECEnv, or convert it with a wrapper of yours or of shimmy (wrappers=, --wrappers)"
 )
 
 
@@ -199,9 +199,10 @@ class EnvConfig:
                 "expected; seat policies in it: ps.Policies({...}).seat(env), or a run with algo=ps.Policies({...})"
             )
         if isinstance(env, gym.vector.VectorEnv):
+            others = "" if hasattr(env, "device") else " or GpuSampler, or AlternatingSampler for two groups"
             raise NativeEnvError(
                 f"{self.name} made a VectorEnv, a native batched environment, where one environment for a slot was "
-                "expected; use SerialSampler (--sampler serial) or GpuSampler, or AlternatingSampler for two groups"
+                f"expected; use SerialSampler (--sampler serial){others}"
             )
         return env
 
@@ -444,6 +445,8 @@ def _expect_env(made: Any, what: str) -> AnyEnv:
         hint = "; is a `return` missing?"
     elif any(base.__module__.split(".")[0] == "gym" for base in cls.__mro__):
         hint = f"; {OLD_GYM}"
+    elif callable(getattr(made, "step", None)) and callable(getattr(made, "get_observations", None)):
+        hint = "; a VecEnv of rsl_rl becomes one in penstock.tensor_envs.from_rsl_rl(env)"
     elif callable(getattr(made, "step", None)) and callable(getattr(made, "reset", None)):
         lacking = lacks_for_agents(made)
         hint = f"; for PettingZoo's API it lacks {lacking}" if lacking else f"; {_DERIVE}"

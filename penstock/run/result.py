@@ -136,7 +136,10 @@ def remarks(trainer: Trainer, resumed: bool) -> list[str]:
     """Remarks that a reader of the run's numbers should know beforehand."""
     said: list[str] = []
     if not trainer.plan.report.reproducible:
-        said.append("the environment does not repeat itself from a seed and actions: a resumed run starts new episodes")
+        why = "the environment does not repeat itself from a seed and actions"
+        if not trainer.plan.report.steps:
+            why = "a batched environment cannot be brought back into its episodes"
+        said.append(f"{why}: a resumed run starts new episodes")
     if resumed and trainer.run_dir is not None and (changed := changes_since(trainer.run_dir)):
         said.append(f"since the run began: {', '.join(changed)}; the last bits may differ")
     if resumed and (cut := len(trainer.sampler.cut_slots)):

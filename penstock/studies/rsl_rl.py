@@ -22,7 +22,6 @@ _ACTIVATIONS = {
     "lrelu": "leaky_relu",
 }
 _OF_THEIR_RUNS = (
-    "obs_groups",
     *("class_name", "experiment_name", "run_name", "logger", "wandb_project", "neptune_project", "check_for_nan"),
     *("resume", "load_run", "load_checkpoint", "algorithm.grad_reduce_bucket_mb", "torch_compile_mode"),
     *("actor.stochastic", "critic.stochastic", "critic.init_noise_std", "critic.noise_std_type"),  # rsl_rl 4
@@ -104,6 +103,8 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
     ):
         if (value := given.take(theirs)) is not None:
             run[ours] = int(value) * scale
+    if run.get("seed", 0) < 0:
+        missing["seed"] = f"{run.pop('seed')}, which stands for a random one; 0 unless run.seed is set"
     if (device := given.take("device")) is not None:
         run["device"] = str(device)
     if given.left.get("torch_compile_mode") is not None:
@@ -178,8 +179,11 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
             f"none for the {absent[0]}, which reads all here; of rsl_rl {absent[0]!r}, else 'policy'"
         )
     if net.get("actor_keys") == net.get("critic_keys") and len(net.get("actor_keys", ())) == 1:
-        given.left["obs_groups"] = net.pop("actor_keys")  # the observation is that group alone
+        (group,) = net.pop("actor_keys")  # the observation is that group alone
         del net["critic_keys"]
+        missing["obs_groups"] = (
+            f"{group!r} for both; set net.actor_keys and net.critic_keys = [{group!r}] if the observation has others"
+        )
     actor, critic = found.values()
     net |= {"hidden": actor["hidden"]} | (
         {} if actor["hidden"] == critic["hidden"] else {"critic_hidden": critic["hidden"]}

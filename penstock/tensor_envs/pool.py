@@ -256,6 +256,7 @@ class TensorPool(EnvPool):
                 stacklevel=2,
             )
 
+    @torch.no_grad()  # a tensor that requires grad, as of a differentiable simulator, leaves no graph in the batch
     def _open(self, out: SampleBatch) -> None:
         """Row 0 is a reset of every slot, with nothing before it."""
         if self._env is None:
@@ -323,8 +324,10 @@ class TensorPool(EnvPool):
         found = torch.stack([x.any() for x in wrong]).tolist()
         if not any(found):
             return
-        k = found.index(True)
-        t, b = wrong[k].nonzero()[0].tolist()
+        first = [x.nonzero()[0].tolist() if some else [] for x, some in zip(wrong, found)]
+        # The earliest is the cause: networks, physics and rewards carry a NaN on.
+        k = min((k for k, at in enumerate(first) if at), key=lambda k: (first[k][0], shown[k] is not out.obs))
+        t, b = first[k]
         place = f"slot {self._first_slot + b} of {self._config.name}, row {t} of the batch"
         if k == 1:
             hint = _attribute(self._env, "final_obs_hint") or (

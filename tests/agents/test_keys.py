@@ -148,6 +148,8 @@ def test_the_critic_learns_from_what_only_it_sees(algo: Any) -> None:
 def test_an_observation_with_a_privileged_key_is_told_once() -> None:
     with pytest.warns(UserWarning, match=r"key 'critic'.*net.actor_keys=\('policy', 'height'\)"):
         ps.PPO().build(SPEC)
+    with pytest.warns(UserWarning, match="key 'critic', and the actor reads it"):
+        ps.PPO(net=ps.Net(critic_keys=("critic",))).build(SPEC)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ps.PPO(net=NETS["plain"]).build(SPEC)

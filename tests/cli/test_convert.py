@@ -58,3 +58,5 @@ def test_what_it_refuses(cli: Cli) -> None:
     ):
         said = cli("convert", *arguments)
         assert said.code == 2 and match in said.both
+    said = cli("train", "--config", "bad.yaml", "--env", "CartPole-v1")
+    assert said.code == 2 and "`penstock convert` makes one of rsl_rl's YAML" in said.both

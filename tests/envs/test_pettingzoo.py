@@ -56,7 +56,7 @@ class OldSpaces(Unlike):
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
-        (Unlike, "derive from gymnasium.Env, or from PettingZoo's"),
+        (Unlike, "derive from gymnasium.Env, a batched one from gymnasium.vector.VectorEnv, or from PettingZoo's"),
         (Nameless, "it lacks possible_agents, the list of all names$"),
         (OldSpaces, r"a method observation_space\(agent\), which is a dict here and a method action_space\(agent\)$"),
     ],

@@ -245,6 +245,28 @@ def test_values_are_looked_at_once_a_batch(change: Any, checks: Any, text: str |
     assert text in str(caught.value)
 
 
+def test_the_earliest_value_that_is_refused_is_told_since_others_follow_from_it():
+    nan, told = torch.full((2,), float("nan")), []
+
+    def carried_on(answer: list[Any]) -> Any:
+        answer[1] = nan if told else answer[1]
+        answer[0] = at(1, float("nan"), 2)(answer[0])
+        told.append(True)
+        return tuple(answer)
+
+    pool = TensorPool(EnvConfig(functools.partial(Bad, 2, carried_on, 1)), 0, 2)
+    with pytest.raises(EnvContractError, match=r"slot 1 of .*, row 2 of the batch: obs: got nan at \[2\]"):
+        rows(pool, 5)
+
+
+def test_a_batch_has_no_graph_if_the_environments_tensors_do():
+    def grad(answer: list[Any]) -> Any:
+        return (answer[0].requires_grad_(), answer[1])
+
+    batch = rows(TensorPool(EnvConfig(functools.partial(Bad, 2, grad, in_reset=True)), 0, 2), 2)
+    assert not batch.obs.requires_grad
+
+
 def test_what_a_reset_row_is_given_besides_its_observation_counts_for_nothing():
     def nan_where_over(answer: list[Any]) -> Any:
         over = answer[1] == 0

@@ -11,8 +11,9 @@ import torch
 
 import penstock as ps
 from penstock.core.batch import ROWS_AND_NEXT, as_arrays
-from penstock.core.errors import EnvContractError
+from penstock.core.errors import ConfigError, EnvContractError
 from penstock.core.tree import tree_leaves, tree_map
+from penstock.envs.check import check_vector_env
 from penstock.learn.rows.reset_rows import with_reset_rows
 from tests.tensor_envs.same_step import DISCOUNT, VALUES, Counting, Ring
 
@@ -257,6 +258,13 @@ class Broken(Ring):
 def test_wrong_last_observations_are_refused(how: str, text: str):
     with pytest.raises(EnvContractError, match=text):
         collected(partial(Broken, how=how), ps.PPO(), 8, 4)
+
+
+def test_one_of_tensors_without_a_device_is_told_of_it():
+    env = Ring(4)
+    env.device = None
+    with pytest.raises(ConfigError, match=r"SAME_STEP returns .*torch tensors may, and has a `device`"):
+        check_vector_env(env)
 
 
 def test_one_that_says_so_is_taken_with_the_observation_before_and_a_warning():

@@ -43,7 +43,8 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs, self.device = num_envs, torch.device(device)
-        self._groups, self._log = groups, None
+        self._groups = groups
+        self._logged: tuple[Any, ...] = ()
         known: Any = seen.spaces if isinstance(seen, spaces.Dict) else seen
         if isinstance(known, Mapping):
             self._groups = groups or next((x for x in actor if x in known), None)
@@ -71,10 +72,11 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
 
     def info(self, extras: Mapping[str, Any], final: Any = None) -> dict[str, Any]:
         """The info of a step: final observations, if there are some, and a log, once if it stands for many steps."""
-        log, before = extras.get("log"), self._log
-        self._log = log
+        log, before = extras.get("log") or {}, self._logged
+        self._logged = tuple(log.values())  # a simulator may keep one dict and put new values in
+        stands = len(before) == len(log) and all(x is y for x, y in zip(before, self._logged))
         known = {} if final is None else {"final_obs": self.shown(final)}
-        return known if log is None or log is before else {**known, "log": log}
+        return known if stands else {**known, "log": log}
 
 
 def box(*shape: int) -> spaces.Box:

@@ -212,7 +212,7 @@ def test_other_processes_are_refused() -> None:
         ConfigError, match="tensors on cpu, which no other process can see; use the SerialSampler itself"
     ):
         ps.SerialSampler(4, 4).build(CartPole, shared=shared)
-    with pytest.raises(ConfigError, match=r"made a VectorEnv, .* use SerialSampler"):  # of worker processes
+    with pytest.raises(ConfigError, match=r"made a VectorEnv, .* use SerialSampler \(--sampler serial\)$"):  # workers
         EnvConfig(CartPole).make_one()
     share = SamplerShare(ps.SerialSampler(4, 4), EnvConfig(CartPole), 0, ps.Share(0, 4))
     with pytest.raises(
@@ -266,7 +266,8 @@ def test_runs_are_stored_evaluated_recorded_and_resumed(tmp_path: Any) -> None:
         ps.RunConfig(steps=1_000, eval_episodes=4, dir=tmp_path / "run", progress="off"),
         env_kwargs=kwargs,
     )
-    result = ps.train(exp)
+    with pytest.warns(UserWarning, match="a batched environment cannot be brought back into its episodes: a resumed"):
+        result = ps.train(exp)
     assert 0 < result.metrics["eval/mean_reward"] <= 20
     assert len(ps.evaluate(tmp_path / "run", episodes=3)) == 3
     recording = record(tmp_path / "run", tmp_path / "dataset", 5)

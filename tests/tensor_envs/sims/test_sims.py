@@ -207,6 +207,23 @@ def test_a_vec_env_without_time_outs_terminates_at_its_limit():
     assert not truncated.any()
 
 
+def test_a_log_whose_values_change_in_one_dict_counts_in_every_step():
+    class OneDict(fakes.VecEnv):
+        def step(self, action: torch.Tensor) -> Any:
+            *answer, _ = super().step(action)
+            log["steps"] = torch.tensor(float(log["steps"]) + 1.0)
+            return *answer, {"log": log}
+
+    log: dict[str, Any] = {"steps": 0.0}
+    env = from_rsl_rl(OneDict(N))
+    assert [float(env.step(torch.zeros(N, 1))[4]["log"]["steps"]) for _ in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_a_vec_env_itself_is_refused_with_what_wraps_it():
+    with pytest.raises(ConfigError, match=r"gave .*VecEnv; .*penstock\.tensor_envs\.from_rsl_rl\(env\)$"):
+        EnvConfig(fakes.VecEnv, {"num_envs": N}).make()
+
+
 def test_from_rsl_rl_refuses_what_is_none():
     class Old(fakes.VecEnv):
         def get_observations(self) -> Any:
