@@ -250,5 +250,5 @@ class CrossQ(SAC):
         if (net.norm, net.block, net.init, net.use_sde) != ("none", "none", "auto", False):
             raise ConfigError(
                 f"CrossQ with net.norm={net.norm!r}, net.block={net.block!r}, net.init={net.init!r}, net.use_sde="
-                f"{net.use_sde}; its networks have batch renorm and the paper's start: leave these as they are, or use SAC"
+                f"{net.use_sde}; its networks have batch renorm and a start of their own: leave these, or use SAC"
             )
