@@ -43,7 +43,10 @@ def main() -> None:
             sampled.append(one / other)
             iterated.append(whole / other_whole)
     for name, found in (("sampling", sampled), ("an iteration of PPO", iterated)):
-        print(f"{name}, valid steps/s, same step / next step: {statistics.median(found):.3f}", [round(x, 2) for x in found])
+        print(
+            f"{name}, valid steps/s, same step / next step: {statistics.median(found):.3f}",
+            [round(x, 2) for x in found],
+        )
 
 
 if __name__ == "__main__":

@@ -239,7 +239,8 @@ def _keys(obs: Tree, net: Net, part: Literal["actor", "critic"]) -> tuple[str, .
     """Keys that actor or critic gets, the mask among them. Raises ConfigError unless the observation has them."""
     name, keys = (f"net.{part}_keys", net.actor_keys if part == "actor" else net.critic_keys)
     if not isinstance(obs, dict):
-        raise ConfigError(f"{name}={keys} with the observation {describe(obs)}; expected one that is a Dict")
+        given = f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys}"
+        raise ConfigError(f"{given} with the observation {describe(obs)}; expected one that is a Dict")
     if keys is not None and (not keys or not set(keys) <= obs.keys() - {MASK_KEY}):
         raise ConfigError(
             f"{name}={keys}; expected one or more of the observation's keys {sorted(obs.keys() - {MASK_KEY})}"

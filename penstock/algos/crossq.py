@@ -26,7 +26,7 @@ from penstock.agents.precision import in_full
 from penstock.algos.sac import SAC, alpha, target_entropy
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Bound, Chance, Count, Rate, Whole
+from penstock.core.limits import Bound, Count, Rate, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -221,8 +221,8 @@ class CrossQ(SAC):
 
     lr: Rate = 1e-3
     """Adam's step size, usually 3e-4 to 1e-3; 1e-3 in the paper."""
-    beta1: Chance = 0.5
-    """Adam's decay of running gradients; 0.5 in the paper, without which steps overshoot."""
+    beta1: Unit = 0.5
+    """Adam's decay of running gradients, less than 1; 0.5 in the paper, without which steps overshoot."""
     policy_delay: Count = 3
     """Gradient steps of the critics for each step of actor and temperature; 3 in the paper."""
     warmup_updates: Whole = 100_000
@@ -235,6 +235,10 @@ class CrossQ(SAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.beta1 == 1.0:
+            raise ConfigError(
+                "beta1=1.0, by which running gradients would never move; expected less, usually 0.5 to 0.9"
+            )
         if self.max_grad_norm is not None:
             raise ConfigError(f"max_grad_norm={self.max_grad_norm} with CrossQ, whose moments it would scale; use None")
         if self.tau != SAC.tau or self.target_interval != SAC.target_interval:
@@ -242,8 +246,9 @@ class CrossQ(SAC):
                 f"tau={self.tau}, target_interval={self.target_interval} with CrossQ, which has no target networks; "
                 "leave them out, or use SAC"
             )
-        if (self.net.norm, self.net.block) != ("none", "none") or self.net.use_sde:
+        net = self.net
+        if (net.norm, net.block, net.init, net.use_sde) != ("none", "none", "auto", False):
             raise ConfigError(
-                f"CrossQ with net.norm={self.net.norm!r}, net.block={self.net.block!r}, net.use_sde={self.net.use_sde}"
-                "; its networks have batch renorm: leave these as they are, or use SAC"
+                f"CrossQ with net.norm={net.norm!r}, net.block={net.block!r}, net.init={net.init!r}, net.use_sde="
+                f"{net.use_sde}; its networks have batch renorm and a start of their own: leave these, or use SAC"
             )

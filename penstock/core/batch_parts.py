@@ -33,10 +33,10 @@ def concat_samples(batches: Sequence[Batches], axis: Literal["T", "B"] = "B") ->
         return _concat_many([as_multi_agent(batch) for batch in batches], axis)  # pyright: ignore[reportReturnType]
     samples: list[Any] = list(batches)
     other = 0 if axis == "B" else 1
-    if len({batch.spec[other] for batch in samples}) > 1 or len({batch.state is None for batch in samples}) > 1:
+    if len({(batch.spec[other], batch.state is None, batch.final is None) for batch in samples}) > 1:
         raise ConfigError(
             f"concat_samples(axis={axis!r}) got batches of [T, B] = {[tuple(b.spec) for b in samples]}; expected one "
-            f"common {'TB'[other]}, and recurrent state in all or none"
+            f"common {'TB'[other]}, and recurrent state in all or none, as last observations"
         )
     if axis == "B":
         timed = tree_map(lambda *xs: _concat(xs, 1), *[_timed(b) for b in samples])

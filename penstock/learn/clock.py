@@ -12,6 +12,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.schedule import curve, over_the_run
 
 _FACTOR = 1.5
+ROUNDING = 1e-6
+"""KL divergences up to it count as 0, at which nothing moves: several learners round them otherwise than one."""
 
 
 class Clock:
@@ -85,7 +87,7 @@ class KlRate:
         """Moves it by the KL divergence of a minibatch, a scalar tensor; not by one of an update that is refused."""
         less, more = (self.value / _FACTOR).clamp(min=self._least), (self.value * _FACTOR).clamp(max=self._most)
         taken = kl.isfinite() & ~torch.as_tensor(refused, device=kl.device)
-        near = taken & (kl > 0.0) & (kl < 0.5 * self._desired)
+        near = taken & (kl > ROUNDING) & (kl < 0.5 * self._desired)
         far = taken & (kl > 2.0 * self._desired)
         self.value.copy_(torch.where(far, less, torch.where(near, more, self.value)))
 

@@ -67,7 +67,7 @@ _MEASURED_EVERY = 16
 """Gradient steps between measurements of the update's size, which copy the parameters."""
 _EVER = 1 << 62
 """More environment steps than any run has."""
-_OF_THE_SETTINGS = ("lr", "lr_scale", "eps", "weight_decay")
+_OF_THE_SETTINGS = ("lr", "lr_scale", "betas", "eps", "weight_decay")
 """Options of parameter groups that come from the settings, not a stored state."""
 _ROUNDING = 1e-3
 """Log-probabilities of one policy differ by less, whatever computed them."""

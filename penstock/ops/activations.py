@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from penstock.core.config import import_object
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, words_of
 from penstock.native import elementwise
 from penstock.native.direct import runs_directly
 from penstock.native.elementwise import exp
@@ -115,12 +115,13 @@ def activations(activation: AnyActivation, layers: int) -> nn.ModuleList | None:
         return None
     named = isinstance(activation, str)
     make: Any = activation if not named else _ACTIVATIONS.get(activation) or import_object(activation)
-    found = [make() for _ in range(layers)]
+    expected = "expected a class of torch.nn.Module that needs no arguments, such as torch.nn.GELU"
+    try:
+        found = [make() for _ in range(layers)]
+    except TypeError as error:
+        raise ConfigError(f"net.activation={activation!r} raised {words_of(error)}; {expected}") from error
     if not all(isinstance(module, nn.Module) for module in found):
-        raise ConfigError(
-            f"net.activation={activation!r} made {type(found[0]).__name__}; expected a class of torch.nn.Module that "
-            "needs no arguments, such as torch.nn.GELU"
-        )
+        raise ConfigError(f"net.activation={activation!r} made {type(found[0]).__name__}; {expected}")
     return nn.ModuleList(found)
 
 

@@ -71,6 +71,14 @@ class _Config:
         found: Any = self.left.pop(name, default)
         return found
 
+    def number(self, name: str, default: float) -> float:
+        """A setting as a number; YAML reads 1e-3 as text. Raises ConfigError if it is none."""
+        return _number(name, self.take(name, default))
+
+    def whole(self, name: str, default: int) -> int:
+        """A setting as a whole number of 1 or more. Raises ConfigError if it is none."""
+        return _whole(name, self.take(name, default))
+
     def has(self, part: str) -> bool:
         return any(key.startswith(f"{part}.") for key in self.left)
 
@@ -82,7 +90,7 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
         num_envs: environments of the simulator, by which minibatches are sized and iterations become steps.
 
     Raises:
-        ConfigError: the config is no one of PPO.
+        ConfigError: the config is no one of PPO, or a number is out of range.
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("algorithm"), Mapping):
         raise ConfigError("an rsl_rl config without a table 'algorithm'; expected that of an OnPolicyRunner")
@@ -93,7 +101,7 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
         raise ConfigError(
             f"algorithm.class_name={kind!r}; expected PPO, the only one that penstock has as rsl_rl has it"
         )
-    T = int(given.take("num_steps_per_env", 24))
+    T = given.whole("num_steps_per_env", 24)
     algo: dict[str, Any] = {"name": "ppo", **_algorithm(given, T * num_envs, missing), "net": _networks(given, missing)}
     run: dict[str, Any] = {}
     for ours, theirs, scale in (
@@ -102,7 +110,7 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
         ("checkpoint_interval", "save_interval", T * num_envs),
     ):
         if (value := given.take(theirs)) is not None:
-            run[ours] = int(value) * scale
+            run[ours] = int(_number(theirs, value)) * scale
     if run.get("seed", 0) < 0:
         missing["seed"] = f"{run.pop('seed')}, which stands for a random one; 0 unless run.seed is set"
     if (device := given.take("device")) is not None:
@@ -114,7 +122,9 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
     dropped = {key: given.take(key) for key in _OF_THEIR_RUNS if key in given.left}
     missing |= {key: f"{value!r}" for key, value in given.left.items() if value not in (None, False, {}, [])}
     dropped |= {key: value for key, value in given.left.items() if value in (None, False, {}, [])}
-    return Conversion({"algo": algo, "sampler": {"T": T, "B": num_envs}, "run": run}, missing, dropped)
+    made = Conversion({"algo": algo, "sampler": {"T": T, "B": num_envs}, "run": run}, missing, dropped)
+    _ = made.algo  # which refuses numbers out of range
+    return made
 
 
 def _algorithm(given: _Config, rows: int, missing: dict[str, str]) -> dict[str, Any]:
@@ -122,10 +132,13 @@ def _algorithm(given: _Config, rows: int, missing: dict[str, str]) -> dict[str, 
         found: Any = given.take(f"algorithm.{name}", default)
         return found
 
-    lr, desired = float(take("learning_rate", 1e-3)), take("desired_kl", 0.01)
+    def number(name: str, default: float) -> float:
+        return given.number(f"algorithm.{name}", default)
+
+    lr, desired = number("learning_rate", 1e-3), take("desired_kl", 0.01)
     desired = desired if take("schedule", "adaptive") == "adaptive" else None
-    clip, optimizer = float(take("clip_param", 0.2)), str(take("optimizer", "adam")).lower()
-    clips_value, parts = bool(take("use_clipped_value_loss", True)), int(take("num_mini_batches", 4))
+    clip, optimizer = number("clip_param", 0.2), str(take("optimizer", "adam")).lower()
+    clips_value, parts = bool(take("use_clipped_value_loss", True)), given.whole("algorithm.num_mini_batches", 4)
     if optimizer not in ("adam", "adamw", "rmsprop"):
         missing["algorithm.optimizer"], optimizer = f"{optimizer!r}; adam is used", "adam"
     if optimizer == "adamw":
@@ -133,16 +146,16 @@ def _algorithm(given: _Config, rows: int, missing: dict[str, str]) -> dict[str, 
     if take("normalize_advantage_per_mini_batch", False):
         missing["algorithm.normalize_advantage_per_mini_batch"] = "True; advantages are normalised over the batch"
     return {
-        "lr": lr if desired is None else f"kl({lr!r}, desired={float(desired)!r})",
-        "epochs": int(take("num_learning_epochs", 5)),
+        "lr": lr if desired is None else f"kl({lr!r}, desired={_number('algorithm.desired_kl', desired)!r})",
+        "epochs": given.whole("algorithm.num_learning_epochs", 5),
         "minibatch": max(rows // parts, 1),
-        "discount": float(take("gamma", 0.99)),
-        "gae_lambda": float(take("lam", 0.95)),
+        "discount": number("gamma", 0.99),
+        "gae_lambda": number("lam", 0.95),
         "clip": clip,
         "value_clip": clip if clips_value else None,
-        "value_coef": 2.0 * float(take("value_loss_coef", 1.0)),
-        "entropy_coef": float(take("entropy_coef", 0.01)),
-        "max_grad_norm": float(take("max_grad_norm", 1.0)),
+        "value_coef": 2.0 * number("value_loss_coef", 1.0),
+        "entropy_coef": number("entropy_coef", 0.01),
+        "max_grad_norm": number("max_grad_norm", 1.0),
         "optimizer": optimizer,
         "adam_eps": 1e-8,
         "normalize_value": False,
@@ -161,9 +174,9 @@ def _networks(given: _Config, missing: dict[str, str]) -> dict[str, Any]:
         if str(name).replace(":", ".").split(".")[-1] not in ("MLPModel", "ActorCritic"):
             missing[f"{at}.class_name"] = f"{name!r}; layers that are fully connected are used"
         hidden = given.take(f"policy.{part}_hidden_dims" if old else f"{part}.hidden_dims", (256, 256, 256))
-        if any(int(width) < 1 for width in hidden):
-            raise ConfigError(f"{at}.hidden_dims={list(hidden)}; expected widths: -1 is the number of inputs, say that")
-        of_part["hidden"] = tuple(int(width) for width in hidden)
+        if not isinstance(hidden, (list, tuple)) or -1 in hidden:
+            raise ConfigError(f"{at}.hidden_dims={hidden!r}; expected widths: -1 is the number of inputs, say that")
+        of_part["hidden"] = tuple(_whole(f"{at}.hidden_dims", width) for width in hidden)
         normal = f"policy.{part}_obs_normalization" if old else f"{part}.obs_normalization"
         of_part["normalize_obs"] = bool(given.take(normal, False) or both)
         of_part["activation"] = (
@@ -210,13 +223,13 @@ def _deviation(given: _Config, old: bool, missing: dict[str, str]) -> float:
     """The first standard deviation of actions, in the unit of the environment's where a box has no bounds."""
     if old or not given.has("actor.distribution_cfg"):  # as in rsl_rl before 5
         at = "policy" if old else "actor"
-        std, kind = given.take(f"{at}.init_noise_std", 1.0), given.take(f"{at}.noise_std_type", "scalar")
+        std, kind = given.number(f"{at}.init_noise_std", 1.0), given.take(f"{at}.noise_std_type", "scalar")
     else:
         at = "actor.distribution_cfg."
         name = str(given.take(f"{at}class_name", "GaussianDistribution"))
         if not name.endswith("GaussianDistribution") or "Heteroscedastic" in name:
             missing[f"{at}class_name"] = f"{name!r}; a Gaussian is used, whose deviation does not depend on the state"
-        std, kind = given.take(f"{at}init_std", 1.0), given.take(f"{at}std_type", "scalar")
+        std, kind = given.number(f"{at}init_std", 1.0), given.take(f"{at}std_type", "scalar")
         if not given.take(f"{at}learn_std", True):
             missing[f"{at}learn_std"] = "False; the deviation is learned"
         if (limits := given.take(f"{at}std_range")) is not None:
@@ -225,7 +238,21 @@ def _deviation(given: _Config, old: bool, missing: dict[str, str]) -> float:
         missing["std_type"] = f"{kind!r}; the deviation is learned as its logarithm"
     if not std > 0.0:
         raise ConfigError(f"a first deviation of {std!r}; expected more than 0")
-    return float(std)
+    return std
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name}={value!r}; expected a number") from error
+
+
+def _whole(name: str, value: Any) -> int:
+    found = _number(name, value)
+    if not (found >= 1.0 and found.is_integer()):
+        raise ConfigError(f"{name}={value!r}; expected a whole number of 1 or more")
+    return int(found)
 
 
 def read_config(path: str | Path) -> Any:

@@ -166,6 +166,7 @@ def test_what_it_cannot_be_is_refused() -> None:
     refused(r"net.actor_keys=\(\); expected one or more", actor_keys=())
     refused(r"net.actor_keys=\('action_mask',\)", spec=MASKED, actor_keys=("action_mask",))
     refused("expected one that is a Dict", spec=EnvSpec(VECTOR, BOX), actor_keys=("policy",))
+    refused(r"net.critic_keys=\('policy',\) with.*is a Dict", spec=EnvSpec(VECTOR, BOX), critic_keys=("policy",))
     refused("net.shared=None or False", actor_keys=("policy",), shared=True)
     refused("critic_recurrent='own' or 'none'", actor_keys=("policy",), recurrent="lstm")
     for algo in (ps.SAC, ps.TD3, ps.DDPG, ps.CQL):

@@ -125,6 +125,8 @@ def test_wrong_activations_are_refused() -> None:
         ps.Net(activation="gelo")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"has no 'Twise'.*Twice"):
         ps.Net(activation="tests.agents.test_net_settings:Twise")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"raised TypeError: .*'input'; expected a class of torch.nn.Module"):
+        MLP(2, (3,), nn.functional.elu)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"made Tensor; expected a class of torch.nn.Module"):
         ps.PPO(net=ps.Net(activation=lambda: torch.zeros(1))).build(CHOICES)  # pyright: ignore[reportArgumentType]
 

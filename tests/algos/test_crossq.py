@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,9 @@ def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
         ({"max_grad_norm": 1.0}, r"max_grad_norm=1.0 with CrossQ, whose moments it would scale; use None"),
         ({"net": ps.Net(norm="layer")}, r"CrossQ with net.norm='layer'.*batch renorm"),
         ({"net": ps.Net(use_sde=True)}, r"CrossQ with .*net.use_sde=True"),
+        ({"net": ps.Net(init="orthogonal")}, r"CrossQ with .*net.init='orthogonal'"),
+        ({"beta1": 1.0}, r"beta1=1.0, by which running gradients would never move; expected less"),
+        ({"beta1": "linear(0.9, 0.5)"}, r"beta1='linear.*expected float"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -192,3 +196,15 @@ def test_networks_of_ones_own_are_refused() -> None:
     cfg = ps.CrossQ(agent=lambda spec, cfg: ps.control_agent(spec, cfg, actor=torch.nn.Linear(3, 4)))
     with pytest.raises(ConfigError, match="CrossQ with networks of your own, which have no batch renorm; use SAC"):
         cfg.build(SPEC)
+
+
+def test_beta1_is_that_of_the_settings_after_a_change_and_in_a_resumed_run() -> None:
+    policy, twin = CFG.build(SPEC), replace(CFG, beta1=0.9).build(SPEC)
+    twin.load_state_dict(policy.state_dict())
+    assert {name: x.param_groups[0].get("betas") for name, x in twin.optimizers.items()} == {
+        "critic": (0.9, 0.999),
+        "actor": (0.9, 0.999),
+        "moments": None,
+    }
+    policy.taking_settings_of(twin)()
+    assert policy.optimizers["critic"].param_groups[0]["betas"] == (0.9, 0.999)

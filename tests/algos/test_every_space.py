@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -132,6 +133,11 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, gym.Space[Any]]]] = {
     "td3": (ps.TD3(**SAMPLES), BOXES),
     "ddpg": (ps.DDPG(**SAMPLES), BOXES),
     "cql": (ps.CQL(**SAMPLES), BOXES | CHOICES),
+    "pqn": (ps.PQN(**MINI | {"net": ps.Net(hidden=(8,), activation="silu", norm="layer")}), CHOICES),
+    "pqn lstm": (ps.PQN(**MINI | {"net": replace(LSTM, activation="elu", norm="layer")}), CHOICES),
+    "tqc": (ps.TQC(**SAMPLES | {"net": ps.Net(hidden=(8,), norm="layer")}, quantiles=5, drop=1), BOXES),
+    "crossq": (ps.CrossQ(**SAMPLES | {"net": ps.Net(hidden=(8,), normalize_obs=True)}), BOXES),
+    "ppo simba": (ps.PPO(**MINI | {"net": replace(LSTM, block="simba")}, value_clip=0.2, lr="kl(1e-3)"), ANY),
 }
 MANY = ("mappo", "qmix")
 

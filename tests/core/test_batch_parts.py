@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,9 @@ def test_what_does_not_fit_is_not_joined():
         concat_samples([numbered(3, 2), numbered(3, 4)], axis="T")
     with pytest.raises(ConfigError, match="state in all or none"):
         concat_samples([numbered(3, 2), numbered(3, 2, state=False)])
+    with pytest.raises(ConfigError, match="all or none, as last observations"):
+        one = numbered(3, 2)
+        concat_samples([one, replace(one, final=tree_map(lambda x: x[1:], one.obs))], "B")
     whole = numbered(7, 2, state=False)
     with pytest.raises(ConfigError, match="pass them in order"):
         concat_samples([whole[3:7], whole[0:3]], axis="T")

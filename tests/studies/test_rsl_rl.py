@@ -194,9 +194,22 @@ def test_what_is_no_config_of_ppo_is_refused() -> None:
         (changed("actor.activation", "crelu"), "activation='crelu'"),
         (changed("actor.hidden_dims", [-1, 8]), "expected widths"),
         (changed("actor.distribution_cfg.init_std", 0.0), "expected more than 0"),
+        (changed("actor.distribution_cfg.init_std", None), r"actor.distribution_cfg.init_std=None; expected a number"),
+        (changed("actor.hidden_dims", 16), "actor.hidden_dims=16; expected widths"),
+        (changed("critic.hidden_dims", [16, "x"]), "critic.hidden_dims='x'; expected a number"),
+        (changed("algorithm.gamma", "high"), "algorithm.gamma='high'; expected a number"),
+        (changed("algorithm.gamma", 1.5), "discount=1.5; expected 0 to 1"),
+        (changed("algorithm.num_mini_batches", 0), "num_mini_batches=0; expected a whole number of 1 or more"),
+        (changed("num_steps_per_env", 2.5), "num_steps_per_env=2.5; expected a whole number of 1 or more"),
+        (changed("max_iterations", "all"), "max_iterations='all'; expected a number"),
     ):
         with pytest.raises(ConfigError, match=match):
             converted(config, B)
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers() -> None:
+    found = converted(changed("actor.distribution_cfg.init_std", "5e-1"), B)
+    assert found.tables == converted(changed("actor.distribution_cfg.init_std", 0.5), B).tables
 
 
 def arrays() -> dict[str, Any]:
