@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.schedule import curve, over_the_run
 
 _FACTOR = 1.5
-ROUNDING = 1e-6
+ROUNDING = 1e-7
 """KL divergences up to it count as 0, at which nothing moves: several learners round them otherwise than one."""
 
 

@@ -659,11 +659,12 @@ class Policy:
             self.move_schedules(self.clock.progress, self.clock.env_steps)
 
     def _load_optimizer(self, name: str, stored: Mapping[str, Any]) -> None:
-        """Loads an optimizer, also where `weight_decay` has been switched on or off, which parts its parameters anew."""
+        """Loads an optimizer, also where `weight_decay` was switched on or off, which parts its parameters anew."""
         optimizer: Any = self.optimizers[name]
         groups = [len(group["params"]) for group in stored.get("param_groups", ())]
-        if groups and groups != group_sizes(optimizer) and hasattr(self.settings, "weight_decay"):
-            settings = replace(self.settings, weight_decay=float(no_decay(self.settings)))
+        own: Any = self.settings
+        if groups and groups != group_sizes(optimizer) and hasattr(own, "weight_decay"):
+            settings = replace(own, weight_decay=float(no_decay(own)))
             other = self.optimizer_fn(self.agent, settings)[name]
             other.load_state_dict(dict(stored))
             take_over(optimizer, other)
