@@ -37,7 +37,7 @@ class FromRslRl(Simulator):
         obs = env.get_observations()
         if not hasattr(obs, "keys"):
             raise ConfigError(
-                f"{what}: get_observations() gave {type(obs).__name__}; expected a TensorDict of groups, as rsl_rl 3 or "
+                f"{what}: get_observations() is {type(obs).__name__}; expected a TensorDict of groups, of rsl_rl 3 or "
                 "newer have it"
             )
         seen = {key: box(*obs[key].shape[1:]) for key in obs.keys()}  # noqa: SIM118 (a TensorDict iterates rows)
