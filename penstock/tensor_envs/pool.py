@@ -228,6 +228,9 @@ class TensorPool(EnvPool):
                     f"sampler.max_decorrelation_steps={self._max_age} with {name}: it has no method set_ages(ages), "
                     "which brings the ends of its episodes nearer by [num_envs] steps; leave it out"
                 )
+            said = _attribute(env, "final_obs")
+            if isinstance(said, str) and said != "previous":
+                raise ConfigError(f"{name} has final_obs={said!r}; expected 'previous', or no such attribute")
             if env.num_envs != self._B:
                 raise ConfigError(
                     f"{name} has num_envs={env.num_envs}; sampler.B={self._B}: make them equal, or let the factory "
@@ -248,7 +251,7 @@ class TensorPool(EnvPool):
         self._bounds = [self._limits(leaf) for leaf in tree_leaves(self.spec.obs)]
         self._ended = torch.zeros(self._B, dtype=torch.bool, device=self.device)
         self._lacking = torch.zeros_like(self._ended)
-        self._previous = self._answers.same_step and _attribute(env, "final_obs") == "previous"
+        self._previous = self._answers.same_step and said == "previous"
         if self._previous and not self.evaluation:
             warnings.warn(
                 f"{name} resets in the step of an end and does not give the last observation of an episode: at time "

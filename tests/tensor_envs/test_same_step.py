@@ -275,6 +275,14 @@ def test_one_that_says_so_is_taken_with_the_observation_before_and_a_warning():
     torch.testing.assert_close(batch.final[at], batch.obs[:-1][at])
 
 
+def test_a_rule_of_another_name_is_refused():
+    class Odd(Ring):
+        final_obs = "prev"
+
+    with pytest.raises(ConfigError, match="final_obs='prev'; expected 'previous'"):
+        collected(Odd, ps.PPO(), 8, 4)
+
+
 def test_a_batch_is_sliced_copied_joined_and_split_with_its_last_observations():
     _, (one, two) = collected(Counting, ps.PPO(), 6, 4, 2)
     both = ps.concat_samples([one, two], "T")
