@@ -50,6 +50,7 @@ MAY_UNPICKLE = {
     ("penstock/core/names/declared.py", "eval"): "types and default values in this package's own source",
     ("penstock/run/learners/learner.py", "unship"): "a learner reads what its own rank 0 sent it",
     ("penstock/replay/shard.py", "unship"): "a shard reads what its own learner sent it",
+    ("penstock/studies/rsl_rl.py", "yaml.load"): "a SafeLoader that knows one tag more, for tuples",
     ("penstock/run/playing/eval_workers.py", "unship"): "the same",
     ("penstock/run/playing/copies.py", "pickle"): "copies of an environment in the memory of the process that made it",
 }

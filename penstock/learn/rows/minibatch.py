@@ -68,7 +68,9 @@ def minibatches(
 def to_device(x: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     """The array as a tensor: the same memory on the CPU; elsewhere a copy that nothing waits for."""
     held = torch.from_numpy(x)
-    return held if device.type == "cpu" else held.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return held
+    return (held.pin_memory() if device.type == "cuda" else held).to(device, non_blocking=True)
 
 
 def shares(
