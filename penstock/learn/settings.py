@@ -110,6 +110,7 @@ class Settings:
     def policy(self, functions: AlgorithmFunctions, spec: EnvSpec, seed: int, device: str) -> Policy:
         """The live policy of these settings with the functions given."""
         require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
+        require_call("optimizer_fn", functions.optimizer, "agent", "settings", returns="optimizers by name")
         optimizer = decayed_weights(functions.optimizer)
         return Policy(
             self,

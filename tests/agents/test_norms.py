@@ -292,6 +292,7 @@ def test_blocks_that_cannot_be_made_are_refused(net: dict[str, Any], message: st
 BLOCKS = ps.SAC(learning_starts=8, replay_ratio=32, net=ps.Net(hidden=(16, 16), block="simba", normalize_obs=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [ps.PPO(epochs=2, minibatch=16), ps.SAC(learning_starts=8, replay_ratio=32), BLOCKS])
 def test_every_sampler_trains_the_same_bits(algo: Any) -> None:
     algo = algo if algo is BLOCKS else normed(algo)

@@ -116,6 +116,7 @@ def test_what_reads_the_row_after_an_end_is_refused():
 @pytest.mark.parametrize(
     "algo", [ps.DQN(learning_starts=64, batch_size=16), ps.R2D1(replay=ReplaySettings(), learning_starts=64)]
 )
+@pytest.mark.slow
 def test_algorithms_learn_from_it(algo: Any):
     run = ps.RunConfig(steps=2_000, eval_episodes=0, progress="off")
     result = ps.train(ps.Experiment(Counting, algo, ps.SerialSampler(T=4, B=5), run))

@@ -38,7 +38,7 @@ class FromRslRl(Simulator):
         if not hasattr(obs, "keys"):
             raise ConfigError(
                 f"{what}: get_observations() is {type(obs).__name__}; expected a TensorDict of groups, of rsl_rl 3 or "
-                "newer have it"
+                "newer"
             )
         seen = {key: box(*obs[key].shape[1:]) for key in obs.keys()}  # noqa: SIM118 (a TensorDict iterates rows)
         super().__init__(what, env.num_envs, env.device, seen, box(env.num_actions), groups, ("actor", "policy"))

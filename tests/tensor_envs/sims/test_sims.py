@@ -231,7 +231,7 @@ def test_from_rsl_rl_refuses_what_is_none():
 
     with pytest.raises(ConfigError, match=r"it has no num_envs, .*expected a VecEnv of rsl_rl 5"):
         from_rsl_rl(object())
-    with pytest.raises(ConfigError, match="gave tuple; expected a TensorDict"):
+    with pytest.raises(ConfigError, match="is tuple; expected a TensorDict"):
         from_rsl_rl(Old(N))
 
 
