@@ -126,7 +126,7 @@ class Storage:
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
         }
         self.endings: Endings | None = None
-        """Of environments that reset in the step of an end, from their first batch on."""
+        """Last observations of episodes, if the environment resets in the step of an end; None before its first batch."""
 
     @property
     def tail(self) -> int:

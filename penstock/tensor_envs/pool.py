@@ -365,5 +365,5 @@ class TensorPool(EnvPool):
 
 
 def _attribute(env: Any, name: str) -> Any:
-    """Of the environment or what it wraps; None without."""
+    """The attribute of an environment, or else of the one that it wraps; None if neither has it."""
     return getattr(env, name, getattr(env.unwrapped, name, None))
