@@ -126,7 +126,7 @@ class Storage:
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
         }
         self.endings: Endings | None = None
-        """Last observations of episodes, if the environment resets in the step of an end; None before its first batch."""
+        """Last observations of episodes, if environments reset in the step of an end; None without."""
 
     @property
     def tail(self) -> int:
