@@ -254,10 +254,11 @@ def test_every_two_of_observation_algorithm_and_action(obs: str, half: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("obs", OBSERVATIONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_whole_product(name: str, obs: str):
-    for action, space in ALGORITHMS[name][1].items():
+def test_a_third_of_the_product(name: str, obs: str):
+    at = list(OBSERVATIONS).index(obs) + list(ALGORITHMS).index(name)
+    for action in list(ALGORITHMS[name][1])[at % 3 :: 3]:
         try:
-            train(name, OBSERVATIONS[obs], space, updates=2)
+            train(name, OBSERVATIONS[obs], ACTIONS[action], updates=2)
         except Exception as error:
             raise AssertionError(f"{name}, {obs}, action {action}") from error
 

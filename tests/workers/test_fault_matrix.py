@@ -93,12 +93,15 @@ def built(settings: Any, config: EnvConfig) -> Iterator[Any]:
 
 CASES = [
     (kind, way, where, phase)
-    for kind in KINDS
-    for way in SEEN
-    for where in METHODS
-    for phase in PHASES
+    for i, kind in enumerate(KINDS)
+    for j, way in enumerate(SEEN)
+    for k, where in enumerate(METHODS)
+    for m, phase in enumerate(PHASES)
+    # A third of the product, in which every two of sampler, way and method meet in one phase (closing in all).
+    if (where == "close" or (i + j + k + m) % 3 == 0)
     # A SerialSampler steps in the learner itself, after the check; a death or hang there is its own.
-    if (kind != "serial" or way in RAISES) and (where != "close" or phase == "training")
+    and (kind != "serial" or way in RAISES)
+    and (where != "close" or phase == "training")
 ]
 
 
