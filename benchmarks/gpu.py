@@ -38,8 +38,8 @@ from turns import write
 import penstock as ps
 from penstock.core import VERSION
 from penstock.core.noise import NOTHING_HELD, Noise, Purpose
-from penstock.learn.optimizers import gradients_of
 from penstock.learn.precision import compute
+from penstock.learn.step.gradients import gradients_of
 from penstock.learn.train_ops import as_tensors, samples
 from penstock.run.trainer import Trainer
 from penstock.samplers.tensors.noise import rows_on

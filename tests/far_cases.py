@@ -20,7 +20,8 @@ import penstock as ps
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import NonFiniteError
 from penstock.learn.algorithm import Loss
-from penstock.learn.optimizers import Adam, RMSprop, gradients_of, set_gradients, take_step
+from penstock.learn.optimizers import Adam, RMSprop, take_step
+from penstock.learn.step.gradients import gradients_of, set_gradients
 from penstock.tensor_envs import CartPole, TensorToy
 from tests.far import WAITS, Far, install
 

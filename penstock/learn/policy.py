@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock import ops
 from penstock.agents.agent import Agent, check_agent_members
-from penstock.agents.distributions import moments
 from penstock.agents.example_step import check_heads
-from penstock.agents.parameters import misfit, parameters_digest
+from penstock.agents.parameters import misfit
 from penstock.agents.preparation import ObsNormalizer
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
@@ -25,39 +21,31 @@ from penstock.core.noise import Purpose, derived_seed, generator, uniform
 from penstock.core.protocols import require_call
 from penstock.core.schedule import at_progress, check_schedules
 from penstock.core.spec import BatchSpec, EnvSpec, describe
-from penstock.core.tree import Tree, tree_leaves, tree_map
-from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.core.tree import Tree, tree_leaves
+from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Optimizers, PostprocessFn, ReplayFn
 from penstock.learn.clock import Clock, KlRate
 from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.export.files import export_policy
 from penstock.learn.generator import OwnGenerator
-from penstock.learn.optimizers import (
-    Adam,
+from penstock.learn.optimizers import Adam, take_step
+from penstock.learn.policy_file import save_policy
+from penstock.learn.predict import predict
+from penstock.learn.reduction import GradientAllReduce, check_alike, check_built_alike
+from penstock.learn.rows.postprocess import postprocessed
+from penstock.learn.slot_partition import SlotPartition, watches
+from penstock.learn.step.checks import check_newcomers, check_optimizers, held_by_none
+from penstock.learn.step.gradients import (
     NormGroups,
     Norms,
-    check_newcomers,
-    check_optimizers,
     copies,
     first_wrong,
-    group_sizes,
-    held_by_none,
     judged,
     measured,
-    no_decay,
     read,
     set_gradients,
     sizes_of,
-    take_over,
-    take_step,
 )
-from penstock.learn.policy_file import save_policy
-from penstock.learn.predict import predict
-from penstock.learn.reduction import GradientAllReduce, check_alike
-from penstock.learn.rows.minibatch import check_rows
-from penstock.learn.rows.reset_rows import with_reset_rows
-from penstock.learn.slot_partition import SlotPartition, watches
-from penstock.native import library
-from penstock.native.library import VARIABLE, kernel
+from penstock.learn.step.groups import load_optimizers, no_decay, taking_groups_of
 from penstock.replay.replay import ReplaySchedule
 
 _SKIPS_IN_A_ROW = 10
@@ -67,12 +55,6 @@ _MEASURED_EVERY = 16
 """Gradient steps between measurements of the update's size, which copy the parameters."""
 _EVER = 1 << 62
 """More environment steps than any run has."""
-_OF_THE_SETTINGS = ("lr", "lr_scale", "betas", "eps", "weight_decay")
-"""Options of parameter groups that come from the settings, not a stored state."""
-_ROUNDING = 1e-3
-"""Log-probabilities of one policy differ by less, whatever computed them."""
-_views: WeakKeyDictionary[SampleBatch, tuple[Sequence[Any], SampleBatch]] = WeakKeyDictionary()
-"""A batch's leaves in containers, and the batch as tensors."""
 
 
 class Policy:
@@ -236,15 +218,7 @@ class Policy:
         if own != theirs:
             raise ConfigError("the change needs other networks; start anew with it, init=RUN (--init)")
         made = twin.optimizer_fn(self.agent, twin.settings)
-        held, wanted = (
-            {name: group_sizes(x) for name, x in optimizers.items()} for optimizers in (self.optimizers, made)
-        )
-        alike = held == wanted or no_decay(self.settings) != no_decay(twin.settings)  # then groups are parted
-        if not alike or _totals(held) != _totals(wanted):
-            raise ConfigError(
-                f"the change needs other optimizers, for {wanted} parameters where there are {held}; start anew with "
-                "it, init=RUN (--init)"
-            )
+        take_groups = taking_groups_of(self.optimizers, made, no_decay(self.settings) != no_decay(twin.settings))
         fresh = None if self._replay_fn is None else self._replay_fn(self.agent, twin.settings)
 
         def take() -> None:
@@ -254,12 +228,7 @@ class Policy:
             self.epochs, self.minibatch = twin.epochs, twin.minibatch
             self.max_grad_norm, self.standardize = twin.max_grad_norm, twin.standardize
             self.settings = twin.settings
-            for name, optimizer in made.items():
-                if held[name] != wanted[name]:  # weights decay now, or no longer
-                    take_over(optimizer, self.optimizers[name])
-                    self.optimizers[name] = optimizer
-                for group, asked in zip(self.optimizers[name].param_groups, optimizer.param_groups):
-                    group.update({key: asked[key] for key in _OF_THE_SETTINGS if key in asked})
+            take_groups()
             self._rates = self._group_rates()
             if self.rate is not None:
                 self._set_kl_rate()
@@ -301,95 +270,7 @@ class Policy:
         Raises:
             ConfigError: the batch lacks an info key, or the rows would broadcast in a loss.
         """
-        if isinstance(batch, SampleBatch) and isinstance(batch.valid, np.ndarray):
-            batch = as_tensors(batch, self.device)
-        if isinstance(batch, SampleBatch) and self.partition is not None:
-            self.partition.fit(batch.spec.B)
-        if isinstance(batch, SampleBatch) and batch.final is not None:
-            batch = with_reset_rows(batch, self.comm)
-        if isinstance(batch, SampleBatch) and (max_lag := getattr(self.settings, "max_lag", None)) is not None:
-            fresh = batch.valid & (batch.version >= self.version - max_lag)
-            stale = int(batch.valid.sum() - fresh.sum())
-            self.stale_rows += self.of_all(stale)
-            batch = replace(batch, valid=fresh)
-        if isinstance(batch, SampleBatch) and getattr(self.settings, "recomputes_logp", False):
-            batch = self._with_own_logp(batch)
-        function = self.postprocess_fn if self.partition is None else self.partition.known_to(self.postprocess_fn)
-        try:
-            data = function(self.agent, batch, self.settings)
-        except KeyError as error:
-            if isinstance(batch, TrainBatch) or error.args[0] in batch.info:
-                raise
-            raise ConfigError(
-                f"postprocess_fn asked for {error}, and batch.info holds {sorted(batch.info)}: act() of "
-                f"{type(self.agent).__name__} must return it in its info, (action, {{{error}: ...}}, state); keys of "
-                "the environment's own stand in batch.info['env'], where info_keys names them"
-            ) from error
-        if not isinstance(data, TrainBatch):
-            raise ConfigError(f"postprocess_fn returned {type(data).__name__}; expected a penstock.TrainBatch")
-        self._check_width(data, batch)
-        if isinstance(batch, TrainBatch):
-            # A sample held by other learners is not valid here; keep that.
-            data = data if data.valid is not None or batch.valid is None else replace(data, valid=batch.valid)
-        else:
-            if self.rate is not None and (before := self._moments(batch)) is not None:
-                data = replace(data, rows={**data.rows, "moments": before})
-            if self.standardize:
-                check_rows(data)
-            for name in self.standardize:
-                data = replace(data, rows={**data.rows, name: self._standardized(data[name], batch.valid)})
-            if self.partition is not None:
-                data = replace(data, metrics=self.partition.mean(data.metrics or {}, int(batch.valid.sum())))
-        return data
-
-    def _standardized(self, x: Any, valid: Tensor) -> Tensor:
-        """[T, B] with mean 0 and deviation 1 over the valid rows of all learners."""
-        if self.partition is None:
-            return ops.normalized(x, valid)
-        return ops.normalized(self.partition.gather(x), self.partition.gather(valid))[:, self.partition.local_slots]
-
-    def _check_width(self, data: TrainBatch, batch: SampleBatch | TrainBatch) -> None:
-        """Refuses rows [T, B, 1] or [N, 1], which broadcast with [T, B] or [N], unless some input has one element."""
-        known = batch.rows if isinstance(batch, TrainBatch) else {}
-        lead = 2 if batch.valid is not None and batch.valid.ndim == 2 else 1
-        for name, x in data.rows.items():
-            if not (isinstance(x, Tensor) and x.ndim == lead + 1 and x.shape[lead] == 1 and x is not known.get(name)):
-                continue
-            held = [leaf.shape for leaf in tree_leaves((self.spec.obs, self.spec.action)) if leaf.kind != "discrete"]
-            info = [] if isinstance(batch, TrainBatch) else tree_leaves(batch.info)
-            if not {(), (1,)}.intersection(held) and all(part.shape[2:] != (1,) for part in info):
-                raise ConfigError(
-                    f"postprocess_fn returned rows[{name!r}] of shape {list(x.shape)}; expected {list(x.shape[:-1])}, "
-                    "a number for each row, as more would broadcast in the loss: squeeze(-1) it"
-                )
-
-    def _with_own_logp(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with the learner's own log-probabilities where the present parameters chose the action.
-
-        Ratios to them start at exactly 1, whatever computed the recorded ones while acting. One that differs by more
-        than rounding is of another policy, and stays.
-        """
-        if library.found is None or "logp" not in batch.info or not batch.valid.is_cpu:
-            return batch
-        fresh = batch.valid & (batch.version == self.version)
-        if not fresh.any():
-            return batch
-        flat = batch.state is None
-        with torch.no_grad():
-            found = self.agent(batch.inputs_t.flat() if flat else batch.inputs_t, batch.state)
-            if not hasattr(found, "dist"):  # of a forward that was replaced: it is the loss's to complain
-                return batch
-            action = tree_map(lambda x: x.flatten(0, 1), batch.action) if flat else batch.action
-            own, recorded = found.dist.log_prob(action).reshape(batch.valid.shape), batch.info["logp"]
-        alike = fresh & ((own - recorded).abs() < _ROUNDING)
-        return replace(batch, info={**batch.info, "logp": torch.where(alike, own, recorded)})
-
-    @torch.no_grad()
-    def _moments(self, batch: SampleBatch) -> Tensor | None:
-        """[T, B, 2 A] moments of the policy before it is trained on the batch; None of those that are no Gaussian."""
-        flat = batch.state is None
-        found = moments(self.agent(batch.inputs_t.flat() if flat else batch.inputs_t, batch.state).dist)
-        return None if found is None else found.reshape(*batch.valid.shape, -1)
+        return postprocessed(self, batch)
 
     def learn_on_batch(self, minibatch: TrainBatch) -> Loss | None:
         """One gradient step on post-processed data, unless the loss has `stop`; the loss, None if skipped.
@@ -509,21 +390,7 @@ class Policy:
             raise ConfigError("policy.join(comm) after training has begun; join before the first batch")
         if comm.size == 1:
             return
-        own = kernel().encode().ljust(16)
-        kernels = [bytes(x.tolist()) for x in comm.all_gather(torch.tensor(list(own), dtype=torch.uint8))]
-        if other := [i for i, x in enumerate(kernels) if x != own]:
-            raise ConfigError(
-                f"rank {comm.rank} computes dense layers by kernel {kernel()!r}, rank {other[0]} by "
-                f"{kernels[other[0]].decode().strip()!r}, and their last bits differ; set {VARIABLE} alike on every "
-                "machine, and install penstock there with a C compiler"
-            )
-        digest = torch.frombuffer(bytearray(parameters_digest(self.agent)), dtype=torch.uint8)
-        other = [i for i, x in enumerate(comm.all_gather(digest)) if not torch.equal(x, digest)]
-        if other:
-            raise ConfigError(
-                f"the parameters of rank {comm.rank} differ from those of rank {other[0]}; build the policy with the "
-                "same settings and seed on every rank, on machines and with versions that are alike"
-            )
+        check_built_alike(comm, self.agent)
         self.comm, self.partition = comm, SlotPartition(comm)
         if self.replay_schedule is not None:
             self.replay_schedule.replay.join(self.partition)
@@ -640,11 +507,7 @@ class Policy:
             raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
         self.load_parameters(state["agent"])
         self._unread, self._refused = [], []
-        for name, optimizer in self.optimizers.items():
-            kept = [{key: group[key] for key in _OF_THE_SETTINGS if key in group} for group in optimizer.param_groups]
-            self._load_optimizer(name, state["optimizers"][name])
-            for group, settings in zip(optimizer.param_groups, kept):
-                group.update(settings)  # which may differ from those stored
+        load_optimizers(self.optimizers, state["optimizers"], self._otherwise_grouped)
         counters = state["counters"]
         self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
         self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
@@ -658,18 +521,12 @@ class Policy:
         if self.clock.env_steps:
             self.move_schedules(self.clock.progress, self.clock.env_steps)
 
-    def _load_optimizer(self, name: str, stored: Mapping[str, Any]) -> None:
-        """Loads an optimizer, also where `weight_decay` was switched on or off, which parts its parameters anew."""
-        optimizer: Any = self.optimizers[name]
-        groups = [len(group["params"]) for group in stored.get("param_groups", ())]
+    def _otherwise_grouped(self) -> Optimizers | None:
+        """Optimizers with groups as if `weight_decay` were switched on or off, None of settings that have none."""
         own: Any = self.settings
-        if groups and groups != group_sizes(optimizer) and hasattr(own, "weight_decay"):
-            settings = replace(own, weight_decay=float(no_decay(own)))
-            other = self.optimizer_fn(self.agent, settings)[name]
-            other.load_state_dict(dict(stored))
-            take_over(optimizer, other)
-        else:
-            optimizer.load_state_dict(stored)
+        if not hasattr(own, "weight_decay"):
+            return None
+        return self.optimizer_fn(self.agent, replace(own, weight_decay=float(no_decay(own))))
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Loads only networks and normalisers, for a warm start. Raises CheckpointError if they do not fit."""
@@ -680,20 +537,3 @@ class Policy:
                 f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
                 "were net (its widths, net.norm), spaces or the algorithm changed?"
             ) from error
-
-
-def _totals(sizes: Mapping[str, list[int]]) -> dict[str, int]:
-    return {name: sum(x) for name, x in sizes.items()}
-
-
-def as_tensors(batch: SampleBatch, device: torch.device) -> SampleBatch:
-    """The batch with torch leaves: views of the same memory on the CPU, copies elsewhere.
-
-    A sampler reuses its buffers, so views are cached as long as the buffer lives.
-    """
-    leaves = tree_leaves((batch.obs, batch.prev_action, batch.info, batch.state))  # the rest of a record cannot change
-    known, tensors = _views.get(batch, ((), batch))
-    if len(known) != len(leaves) or not all(map(operator.is_, known, leaves)):
-        tensors = tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, batch)
-        _views[batch] = leaves, tensors
-    return tensors if device.type == "cpu" else tree_map(lambda x: x.to(device), tensors)

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
+from penstock.agents.parameters import parameters_digest
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_leaves
 from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 from penstock.learn.comm import Comm
-from penstock.learn.optimizers import Gradients
+from penstock.learn.step.gradients import Gradients
+from penstock.native.library import VARIABLE, kernel
 
 
 class GradientAllReduce:
@@ -115,6 +117,25 @@ def _texts(comm: Comm, text: str) -> list[str]:
     sizes = [int(x) for x in comm.all_gather(torch.tensor([len(data)]))]
     padded = torch.cat((data, data.new_zeros(max(sizes) - len(data))))
     return [x[:size].numpy().tobytes().decode() for x, size in zip(comm.all_gather(padded), sizes)]
+
+
+def check_built_alike(comm: Comm, agent: Agent) -> None:
+    """Raises ConfigError unless every rank computes by the same kernel and has the same parameters."""
+    own = kernel().encode().ljust(16)
+    kernels = [bytes(x.tolist()) for x in comm.all_gather(torch.tensor(list(own), dtype=torch.uint8))]
+    if other := [i for i, x in enumerate(kernels) if x != own]:
+        raise ConfigError(
+            f"rank {comm.rank} computes dense layers by kernel {kernel()!r}, rank {other[0]} by "
+            f"{kernels[other[0]].decode().strip()!r}, and their last bits differ; set {VARIABLE} alike on every "
+            "machine, and install penstock there with a C compiler"
+        )
+    digest = torch.frombuffer(bytearray(parameters_digest(agent)), dtype=torch.uint8)
+    other = [i for i, x in enumerate(comm.all_gather(digest)) if not torch.equal(x, digest)]
+    if other:
+        raise ConfigError(
+            f"the parameters of rank {comm.rank} differ from those of rank {other[0]}; build the policy with the "
+            "same settings and seed on every rank, on machines and with versions that are alike"
+        )
 
 
 def check_alike(comm: Comm, agent: Agent) -> None:

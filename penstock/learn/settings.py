@@ -16,8 +16,9 @@ from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positi
 from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
 from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
-from penstock.learn.optimizers import OptimizerName, decayed_weights, scaled_groups
+from penstock.learn.optimizers import OptimizerName
 from penstock.learn.policy import Policy
+from penstock.learn.step.groups import decayed_weights, scaled_groups
 from penstock.replay.settings import ReplaySettings
 
 

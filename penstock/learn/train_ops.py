@@ -21,10 +21,11 @@ from penstock.core.noise import Purpose, at_address
 from penstock.core.tree import tree_leaves, tree_map, tree_paths
 from penstock.learn.algorithm import ResultDict, TrainingStep
 from penstock.learn.given import check_given
-from penstock.learn.optimizers import read, wide
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.learn.rows.minibatch import minibatches, to_device
+from penstock.learn.rows.postprocess import as_tensors
+from penstock.learn.step.gradients import read, wide
 from penstock.replay.replay import SampledUnits
 
 if TYPE_CHECKING:

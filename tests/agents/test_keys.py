@@ -19,7 +19,7 @@ from penstock.core.batch import Inputs, SampleBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.core.tree import tree_map
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.testing import check_agent
 
 VECTOR = LeafSpec("box", (3,), "float32", -1.0, 1.0)

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.agents.actor_critic import ValueScale, value_unit
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs.toy import Chain
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from tests.slow import slow
 
 NET = ps.Net(hidden=(8,))

@@ -19,7 +19,8 @@ from penstock.algos.ppo import PPO, postprocess_fn as ppo_postprocess_fn
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.tree import tree_map
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.learn.train_ops import train_one_step
 from tests.algos.by_hand import KNOWN, SPEC, Known, four_rows
 from tests.algos.test_impala import LSTM, collected

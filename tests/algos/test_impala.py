@@ -15,7 +15,8 @@ from penstock.core.batch import SampleBatch, TrainBatch, allocate_batch
 from penstock.core.spec import BatchSpec
 from penstock.core.tree import tree_map
 from penstock.envs.toy import Masked, RepeatPrevious
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.learn.train_ops import train_one_step
 from penstock.ops import vtrace
 from penstock.samplers.serial import SerialSampler

@@ -21,7 +21,8 @@ from penstock.envs.agent_observations import read_agents
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import Nim, TeamBits, TwoStepMatrix
 from penstock.learn.policies import Policies
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.testing import check_agent
 
 VECTOR = LeafSpec("box", (3,), "float32", -1.0, 1.0)

@@ -21,7 +21,7 @@ from penstock.datasets.episode import Episode
 from penstock.datasets.writer import DatasetWriter
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import Bandit
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,)))
 P = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)

@@ -19,8 +19,8 @@ import penstock as ps
 from penstock.agents.example_step import _opening  # pyright: ignore[reportPrivateUsage]
 from penstock.core.batch import SampleBatch
 from penstock.core.tree import tree_leaves, tree_map
-from penstock.learn.optimizers import gradients_of
 from penstock.learn.rows.minibatch import minibatches
+from penstock.learn.step.gradients import gradients_of
 from penstock.learn.train_ops import train_one_step
 
 THERE = "meta"

@@ -14,7 +14,7 @@ from penstock.core.batch import Inputs
 from penstock.core.noise import env_seed
 from penstock.core.tree import tree_map
 from penstock.envs.make import EnvConfig
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 
 pytest.importorskip("pettingzoo")
 T, GAMMA = 5, 0.9

@@ -18,8 +18,8 @@ from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
 from penstock.envs.agent_observations import read_agents
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import Nim, TwoStep
-from penstock.learn.policy import as_tensors
 from penstock.learn.policy_set import PolicySet
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.run.playing.sides import playing
 from penstock.samplers.episodes import AgentEpisodes, Episodes
 from penstock.testing import check_agent

@@ -13,7 +13,8 @@ from penstock.algos.a2c import A2C
 from penstock.algos.appo import APPO
 from penstock.algos.impala import IMPALA
 from penstock.envs import toy
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.serial import SerialSampler

@@ -11,7 +11,7 @@ import torch
 
 import penstock as ps
 from penstock.envs.toy import TMaze
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.testing.samplers import bits
 
 T, B = 16, 8

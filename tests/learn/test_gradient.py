@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
 from penstock.learn.algorithm import Loss, Optimizers
-from penstock.learn.optimizers import first_wrong, set_gradients
+from penstock.learn.step.gradients import first_wrong, set_gradients
 
 
 def parameters(*values: list[float]) -> list[nn.Parameter]:

@@ -17,8 +17,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.schedule import curve
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.learn.clock import ROUNDING, KlRate
-from penstock.learn.policy import as_tensors
 from penstock.learn.rows.minibatch import minibatches
+from penstock.learn.rows.postprocess import as_tensors
 from tests.learn.ranks import batches_of, trained
 
 NET = ps.Net(hidden=(16,))

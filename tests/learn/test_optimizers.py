@@ -15,7 +15,8 @@ from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
-from penstock.learn.optimizers import Adam, adam, decayed_weights, make_optimizer, rmsprop, scaled_groups, trainable
+from penstock.learn.optimizers import Adam, adam, make_optimizer, rmsprop, trainable
+from penstock.learn.step.groups import decayed_weights, scaled_groups
 from penstock.native import library
 
 

@@ -17,8 +17,9 @@ from penstock.core.batch import MultiAgentBatch, SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.envs.toy import BoundedBandit, Chain
 from penstock.learn.algorithm import Loss, LossFn, PostprocessFn
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
 from penstock.learn.rows.minibatch import minibatches
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.serial import SerialSampler
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from tests.learn.ranks import ThreadComm, batches_of, bounds, on_ranks
 
 NET = ps.Net(hidden=(8,))

@@ -22,7 +22,8 @@ from penstock.envs.toy import (
     Toy,
 )
 from penstock.learn.algorithm import Loss
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.learn.train_ops import train_one_step
 from penstock.samplers.serial import SerialSampler
 

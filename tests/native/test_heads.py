@@ -188,7 +188,7 @@ def test_starts_are_orthogonal(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("net", [{}, {"squash": True}, {"recurrent": "lstm"}])
 def test_the_first_ratio_is_exactly_one(net: dict[str, Any]) -> None:
     import penstock as ps
-    from penstock.learn.policy import as_tensors
+    from penstock.learn.rows.postprocess import as_tensors
 
     for env in ("CartPole-v1", "Pendulum-v1") if "squash" not in net else ("Pendulum-v1",):
         sampler = ps.SerialSampler(T=8, B=7).build(env, 1)
@@ -212,7 +212,7 @@ def test_the_first_ratio_is_exactly_one(net: dict[str, Any]) -> None:
 def test_batches_of_other_policies_keep_what_they_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """IMPALA's ratios are to the policy that acted, wherever it did."""
     import penstock as ps
-    from penstock.learn.policy import as_tensors
+    from penstock.learn.rows.postprocess import as_tensors
 
     sampler = ps.SerialSampler(T=8, B=4).build("CartPole-v1", 1)
     for algo, changes in ((ps.PPO(), True), (ps.IMPALA(), False)):

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig
 from penstock.envs.toy import PixelCatch, TMaze
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.testing.samplers import bits
 
 PLACES: dict[str, Callable[..., Any]] = {

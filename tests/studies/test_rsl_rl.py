@@ -16,7 +16,8 @@ from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs, TrainBatch, allocate_batch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec
-from penstock.learn.policy import Policy, as_tensors
+from penstock.learn.policy import Policy
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.studies.rsl_rl import converted
 
 T, B = 8, 16

@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.core.batch import allocate_batch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import LeafSpec
-from penstock.learn.policy import as_tensors
 from penstock.learn.rows.kept import KeptRows, compacted
+from penstock.learn.rows.postprocess import as_tensors
 from tests.learn.ranks import on_ranks
 from tests.learn.rows.boss import Boss
 

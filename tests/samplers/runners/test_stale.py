@@ -10,7 +10,7 @@ import torch
 
 import penstock as ps
 from penstock.envs import toy
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.samplers.runners.settings import RunnerSampler
 from tests.algos.test_stale_probes import FAST_APPO, FAST_IMPALA, SHARED
 from tests.samplers.placed import live

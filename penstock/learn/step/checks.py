@@ -1,0 +1,46 @@
+"""Checks of what steps an agent: optimizers by name, which hold every parameter that a loss trains."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.agents.agent import Agent
+from penstock.core.errors import ConfigError
+from penstock.learn.algorithm import Loss, Optimizers
+
+
+def check_optimizers(found: object) -> None:
+    """Raises ConfigError unless this is what `optimizer_fn` must return: optimizers by name."""
+    if not isinstance(found, dict):
+        hint = ': put it into a dict, {"all": optimizer}' if hasattr(found, "param_groups") else ""
+        raise ConfigError(f"optimizer_fn returned {type(found).__name__}; expected {{name: optimizer}}{hint}")
+    wrong = {name: type(x).__name__ for name, x in found.items() if not hasattr(x, "param_groups")}
+    if wrong or not found:
+        raise ConfigError(f"optimizer_fn returned {wrong}; expected a torch.optim.Optimizer for each name")
+
+
+def held_by_none(agent: Agent, optimizers: Optimizers) -> list[torch.nn.Parameter]:
+    """The parameters of an agent that want gradients and that no optimizer steps."""
+    held = {id(p) for x in optimizers.values() for group in x.param_groups for p in group["params"]}
+    return [p for p in agent.parameters() if p.requires_grad and id(p) not in held]
+
+
+def check_newcomers(agent: Agent, optimizers: Optimizers, known: list[torch.nn.Parameter], loss: Loss) -> None:
+    """Raises ConfigError if a loss has gradients for parameters that no optimizer holds, those `known` aside."""
+    aside = set(map(id, known))
+    new = [p for p in held_by_none(agent, optimizers) if id(p) not in aside]
+    totals = loss.total.values() if isinstance(loss.total, dict) else [loss.total]
+    taking_part: set[int] = set()
+    for total in totals if new else ():
+        if isinstance(total, Tensor) and total.requires_grad and total.numel() == 1:
+            gradients = torch.autograd.grad(total, new, retain_graph=True, allow_unused=True)
+            taking_part |= {id(p) for p, gradient in zip(new, gradients) if gradient is not None}
+    if names := [name for name, p in agent.named_parameters() if id(p) in taking_part]:
+        raise ConfigError(
+            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}: parameters that came after the policy was "
+            "built, by load_state_dict(assign=True) or a new layer, act but are in no optimizer: copy values in place, "
+            "make the layers in agent_fn, or rebuild the optimizers before the first update, "
+            "policy.optimizers = policy.optimizer_fn(policy.agent, policy.settings); requires_grad_(False) for those "
+            "that shall not train"
+        )
