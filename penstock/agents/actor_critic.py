@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +14,16 @@ from penstock.agents.gsde import StateDependentHead
 from penstock.agents.images import image_of
 from penstock.agents.mlp import MLP, SimBa, are_plain, chain_by_kernel, is_plain, orthogonal, out_of, through
 from penstock.agents.networks import Encoder, Net, refuse_absurd
-from penstock.agents.preparation import Preparation
+from penstock.agents.preparation import parted
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.noise import NOTHING_HELD, HeldNoise
-from penstock.core.spec import MASK_KEY, EnvSpec, LeafSpec, choices, describe
+from penstock.core.spec import EnvSpec, LeafSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 from penstock.native.acting import Acting
 from penstock.native.dense import takes_all
 
-_PRIVILEGED = {"critic", "privileged_state"}
-"""Keys by which simulators name what the actor shall not see: Isaac Lab's and MuJoCo Playground's."""
 FIRST_GAIN = 1e-8
 """Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
 _RATE = 0.01
@@ -230,24 +226,6 @@ def value_unit(agent: Any) -> Tensor | float:
     return 1.0 if scale is None else scale.unit
 
 
-def part_of(obs: Tree, keys: Sequence[str] | None) -> Tree:
-    """An observation, or the spec of one, with some of its keys alone; None: all."""
-    return obs if keys is None else {key: obs[key] for key in keys}
-
-
-def _keys(obs: Tree, net: Net, part: Literal["actor", "critic"]) -> tuple[str, ...]:
-    """Keys that actor or critic gets, the mask among them. Raises ConfigError unless the observation has them."""
-    name, keys = (f"net.{part}_keys", net.actor_keys if part == "actor" else net.critic_keys)
-    if not isinstance(obs, dict):
-        given = f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys}"
-        raise ConfigError(f"{given} with the observation {describe(obs)}; expected one that is a Dict")
-    if keys is not None and (not keys or not set(keys) <= obs.keys() - {MASK_KEY}):
-        raise ConfigError(
-            f"{name}={keys}; expected one or more of the observation's keys {sorted(obs.keys() - {MASK_KEY})}"
-        )
-    return tuple(key for key in obs if keys is None or key in keys or key == MASK_KEY)
-
-
 class ActorCritic(Agent):
     """Actor and critic with separate or shared bodies, optional memory, action masks and normalisers.
 
@@ -265,32 +243,14 @@ class ActorCritic(Agent):
     ) -> None:
         super().__init__()
         self.spec, self.net, self.fed = spec, net, net.fed
-        self._actor_keys: Sequence[str] | None = None
-        self._critic_keys: Sequence[str] | None = None
-        self.central: Preparation | None = None
-        keys: frozenset[str] = frozenset()
-        found = sorted(_PRIVILEGED & spec.obs.keys()) if isinstance(spec.obs, dict) else []
-        if found and net.actor_keys is None:
-            others = tuple(key for key in spec.obs if key not in found)
-            warnings.warn(
-                f"the observation has a key {found[0]!r}, and the actor reads it: name what it shall read, such as "
-                f"net.actor_keys={others or ('policy',)}, or all keys if it may",
-                stacklevel=1,
-            )
-        parted = net.actor_keys is not None or net.critic_keys is not None
-        if parted:
-            self._actor_keys, self._critic_keys = _keys(spec.obs, net, "actor"), _keys(spec.obs, net, "critic")
-            keys = frozenset(cast(dict[str, Any], spec.obs))
-            self.unseen = keys - frozenset(self._actor_keys)
-            net = replace(net, actor_keys=None, critic_keys=None)
-            unvalued = replace(net, normalize_reward=False)
-            self.central = Preparation(replace(spec, obs=part_of(spec.obs, self._critic_keys)), unvalued, discount)
-        self.preparation = Preparation(replace(spec, obs=part_of(spec.obs, self._actor_keys)), net, discount)
+        self.preparation, self.central = parted(spec, net, discount)
+        is_parted, net = self.central is not None, self.preparation.net
+        self.unseen = self.preparation.unread
         seen, valued_obs = self.preparation.obs, (self.central or self.preparation).obs
         one_memory = net.is_recurrent and net.critic_recurrent == "shared"
         costly = one_memory or any(x.dtype == "uint8" and image_of(x, net) for x in tree_leaves(seen))
-        shared = net.shared if net.shared is not None else costly and not parted
-        if parted and (shared or one_memory):
+        shared = net.shared if net.shared is not None else costly and not is_parted
+        if is_parted and (shared or one_memory):
             raise ConfigError(
                 f"net.shared={net.shared}, net.critic_recurrent={net.critic_recurrent!r} with a critic that sees more "
                 "than the actor; expected net.shared=None or False, and if recurrent net.critic_recurrent='own' or "
@@ -305,12 +265,12 @@ class ActorCritic(Agent):
         if self.central is not None:
             self.central_normalizer = self.central.normalizer
         self.actor = Body(spec, seen, (net if shared else net.of("actor")).without_keys(self.unseen))
-        self.critic = None if shared or parted else Body(spec, seen, net.of("critic"))
+        self.critic = None if shared or is_parted else Body(spec, seen, net.of("critic"))
         self.memory = Memory(net.recurrent, self.actor.size, net.recurrent_size) if net.recurrent != "none" else None
         features = self.memory.size if self.memory else self.actor.size
-        if parted:  # drawn in the order of MAPPO's networks
+        if is_parted:  # drawn in the order of MAPPO's networks
             self.head = self._head(features, net)
-            unread = keys - frozenset(self._critic_keys or ())
+            unread = (self.central or self.preparation).unread
             self.critic = Body(spec, valued_obs, net.of("critic").without_keys(unread))
         valued = self.actor.size if self.critic is None else self.critic.size
         own = net.recurrent != "none" and net.critic_recurrent == "own"
@@ -318,7 +278,7 @@ class ActorCritic(Agent):
         valued = features if one_memory else self.critic_memory.size if self.critic_memory is not None else valued
         self.actor_tail = _tail(features, net.actor_hidden, net) if shared else None
         self.critic_tail = _tail(valued, net.critic_hidden, net) if shared else None
-        if not parted:
+        if not is_parted:
             self.head = self._head(self.actor_tail.size if self.actor_tail is not None else features, net)
         self.value_head = nn.Linear(self.critic_tail.size if self.critic_tail is not None else valued, 1)
         orthogonal(self.value_head, FIRST_GAIN if normalize_value else 1.0)
@@ -403,12 +363,6 @@ class ActorCritic(Agent):
         others = zip(Inputs._fields[1:], inputs[1:])
         return Inputs(inputs.obs, *(x if name in self.fed else None for name, x in others))
 
-    def observe(self, batch: SampleBatch) -> None:
-        if self.preparation.active:
-            self.preparation.observe(replace(batch, obs=part_of(batch.obs, self._actor_keys)))
-        if self.central is not None:
-            self.central.observe(replace(batch, obs=part_of(batch.obs, self._critic_keys)))
-
     def scaled_reward(self, reward: Tensor) -> Tensor:
         reward = reward.sign() if self.net.clip_reward else reward
         return self.preparation.scaled(reward) if self.preparation.active else reward
@@ -452,15 +406,14 @@ class ActorCritic(Agent):
 
     def _prepared(self, inputs: Inputs) -> tuple[Tree, Tensor | None]:
         """The observation as the networks see it, and the action mask."""
-        obs = part_of(inputs.obs, self._actor_keys)
         if not self.preparation.active:
-            return obs, None
-        return self.preparation.prepared(obs), self.preparation.mask(obs)
+            return inputs.obs, None
+        return self.preparation.prepared(inputs.obs), self.preparation.mask(inputs.obs)
 
     def _for_critic(self, inputs: Inputs, obs: Tree = None) -> Tree:
         """The observation as the critic sees it; `obs` is the actor's, if it is there already."""
         if self.central is not None:
-            return self.central.prepared(part_of(inputs.obs, self._critic_keys))
+            return self.central.prepared(inputs.obs)
         return self._prepared(inputs)[0] if obs is None else obs
 
     @property
@@ -470,4 +423,4 @@ class ActorCritic(Agent):
 
     def _shows_critic(self, obs: Tree) -> bool:
         """False where the agent acts on observations without the critic's part, as `predict` does."""
-        return self._critic_keys is None or obs.keys() >= set(self._critic_keys)  # pyright: ignore
+        return self.central is None or obs.keys() >= set(self.central.keys or ())  # pyright: ignore

@@ -47,6 +47,8 @@ class Agent(nn.Module):
     """Keys of a Dict observation that `act` does not read and `predict` does not need, such as the state of a team."""
     preparation = Preparation(EnvSpec((), ()), Net())
     """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
+    central: Preparation | None = None
+    """That of a critic which reads other keys of the observation than the actor; None: `preparation`."""
 
     def initial_state(self, B: int) -> Tree:
         """Recurrent state [B, ...] before an episode; None without memory."""
@@ -92,6 +94,10 @@ class Agent(nn.Module):
         """The observation as the networks see it: without its mask, normalised."""
         return self.preparation.prepared(obs) if self.preparation.active else obs
 
+    def for_critic(self, inputs: Inputs) -> Tree:
+        """The observation as a critic with networks of its own sees it."""
+        return self.prepared(inputs.obs) if self.central is None else self.central.prepared(inputs.obs)
+
     def mask(self, obs: Tree) -> Tensor | None:
         """[N, choices] bool, True for legal choices; None if nothing is masked."""
         return self.preparation.mask(obs) if self.preparation.active else None
@@ -108,6 +114,8 @@ class Agent(nn.Module):
         """Updates running statistics; called after training on a batch (with replay: before)."""
         if self.preparation.active:
             self.preparation.observe(batch)
+        if self.central is not None:
+            self.central.observe(batch)
 
     def scaled_reward(self, reward: Tensor) -> Tensor:
         """The reward that targets are made of; the record keeps the environment's own."""

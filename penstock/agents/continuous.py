@@ -6,6 +6,8 @@ Actors and critics work in [-1, 1]; the record and the environment see the envir
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from penstock.agents.gsde import StateDependentOutput
 from penstock.agents.mlp import chain_by_kernel, is_plain, surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_action_critics, own_network
-from penstock.agents.preparation import Preparation
+from penstock.agents.preparation import parted
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.noise import HeldNoise
@@ -28,7 +30,7 @@ from penstock.core.tree import Tree
 from penstock.native import heads
 from penstock.native.acting import Acting
 from penstock.native.dense import takes_all
-from penstock.native.elementwise import exp, tanh
+from penstock.native.elementwise import exp, softmax, tanh
 
 _CLIP_MEAN = 2.0
 """Bound of the means of gSDE before tanh, as in Stable-Baselines3: beyond, gradients vanish and noise does nothing."""
@@ -47,31 +49,38 @@ def control_agent(
             [N, size], the action before tanh. critics: maps observations and actions [N, size] in
             [-1, 1] to Q [k, N] of k critics. Targets are copies.
     """
-    gaussian = hasattr(settings, "alpha")
-    return ControlAgent(
+    gaussian, atoms = hasattr(settings, "alpha"), getattr(settings, "distributional", "none") == "c51"
+    agent = ControlAgent(
         spec,
         settings.net,
         settings.discount,
         getattr(settings, "critics", 1),
         "gaussian" if gaussian else "point",
         type(settings).__name__,
-        target_actor=not gaussian,
+        target_actor=getattr(settings, "target_actor", not gaussian),
         actor=actor,
         own_critics=critics,
-        quantiles=getattr(settings, "quantiles", None),
+        outputs=getattr(settings, "n_atoms" if atoms else "quantiles", None),
         has_target=getattr(settings, "has_target", True),
+        noise_low=getattr(settings, "exploration_noise_low", None),
     )
+    given: Any = settings
+    if atoms:
+        agent.atoms = torch.linspace(given.v_min, given.v_max, given.n_atoms)
+    if agent.log_alpha is not None and (first := getattr(settings, "alpha_init", 1.0)) != 1.0:
+        agent.log_alpha.data.fill_(math.log(first))
+    return agent
 
 
 class Critics(nn.Module):
-    """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q, or [k, N, quantiles] of its distribution."""
+    """[N, ...] inputs and [N, size] actions in [-1, 1] -> [k, N] Q, or [k, N, outputs] of its distribution."""
 
-    def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int, quantiles: int | None = None) -> None:
+    def __init__(self, spec: EnvSpec, net: Net, actions: int, k: int, outputs: int | None = None) -> None:
         super().__init__()
         self.encoder = Encoder(spec.obs, spec.action, net)
         inputs = self.encoder.size + actions
-        self.scalar = quantiles is None
-        self.stack = net.bodies(k, inputs, quantiles or 1)
+        self.scalar = outputs is None
+        self.stack = net.bodies(k, inputs, outputs or 1)
 
     def forward(self, inputs: Inputs, obs: Tree, action: Tensor) -> Tensor:
         features = obs if self.encoder.is_identity else self.encoder(inputs, obs)
@@ -129,11 +138,14 @@ class ControlAgent(Agent):
 
     Args:
         kind: the actor's distribution. algo: name in messages. target_actor: keep a target of the actor (DDPG, TD3).
-        quantiles: numbers of each critic for an action (TQC); None: one, Q. has_target: keep targets of critics.
+        outputs: numbers of each critic for an action, quantiles (TQC) or logits of `atoms` (C51); None: one, Q.
+        has_target: keep targets of critics. noise_low: the noise of slot 0, from which slots are spread evenly up to
+            `exploration_noise` in the last one; None: the same for all.
     """
 
     warm: Tensor
     spread: Tensor
+    atoms: Tensor
 
     def __init__(
         self,
@@ -147,8 +159,9 @@ class ControlAgent(Agent):
         *,
         actor: nn.Module | None = None,
         own_critics: nn.Module | None = None,
-        quantiles: int | None = None,
+        outputs: int | None = None,
         has_target: bool = True,
+        noise_low: float | None = None,
     ) -> None:
         super().__init__()
         if net.is_recurrent:
@@ -157,34 +170,46 @@ class ControlAgent(Agent):
             raise ConfigError(f"net.use_sde=True with {algo}, whose actor is a point; use SAC, PPO or A2C for gSDE")
         self.box = ActionBox(spec.action, algo)
         self.spec, self.net, self._gaussian = spec, net, kind == "gaussian"
-        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
+        self.fed, (self.preparation, self.central) = net.fed, parted(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
+        if self.central is not None:
+            self.central_normalizer = self.central.normalizer
+        self.unseen, of_critic = self.preparation.unread, self.central or self.preparation
         size = self.box.size
         if actor is not None and net.use_sde:
             raise ConfigError("net.use_sde=True with an actor of your own; gSDE needs the built-in one")
-        if own_critics is not None and quantiles is not None:
-            raise ConfigError(f"{algo} with critics of your own, whose quantiles only the built-in ones have; use SAC")
+        if own_critics is not None and outputs is not None:
+            raise ConfigError(
+                f"{algo} with critics of your own, while only the built-in ones have {outputs} quantiles or atoms; use "
+                "SAC or TD3 with distributional='none'"
+            )
         if not has_target and (actor is not None or own_critics is not None):
             raise ConfigError(f"{algo} with networks of your own, which have no batch renorm; use SAC")
-        outputs = 2 * size if self._gaussian else size
+        width, seen, valued = 2 * size if self._gaussian else size, self.preparation.obs, of_critic.obs
         self.actor: Any = (
-            Actor(spec, net.of("actor"), outputs)
+            Actor(replace(spec, obs=seen), net.of("actor").without_keys(self.unseen), width)
             if actor is None
-            else own_network("actor", actor, self.preparation.obs, (outputs,))
+            else own_network("actor", actor, seen, (width,))
         )
+        of_critics = net.of("critic").without_keys(of_critic.unread)
         self.critics: Any = (
-            Critics(spec, net.of("critic"), size, critics, quantiles)
+            Critics(replace(spec, obs=valued), of_critics, size, critics, outputs)
             if own_critics is None
-            else own_action_critics(own_critics, self.preparation.obs, size)
+            else own_action_critics(own_critics, valued, size)
         )
         self.target_critics: Any = copy.deepcopy(self.critics).requires_grad_(False) if has_target else None
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False) if target_actor else None
         self.log_alpha = nn.Parameter(torch.zeros(1)) if self._gaussian else None
         if isinstance(self.actor.out, StateDependentOutput):
             self.held_noise = HeldNoise(self.actor.out.noise_size, net.sde_sample_freq)
-        self.noise_size = self.held_noise.size + size
+        self.env_ranks, self._noise_low, self._slots = noise_low is not None, noise_low, 1
+        self.noise_size = self.held_noise.size + size + self.env_ranks
         self.register_buffer("warm", torch.ones(1))
         self.register_buffer("spread", torch.zeros(1))
+        self.register_buffer("atoms", torch.zeros(0), persistent=False)
+
+    def set_slots(self, B: int) -> None:
+        self._slots = B
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
         self.warm.fill_(float(env_steps < settings.learning_starts))
@@ -194,6 +219,9 @@ class ControlAgent(Agent):
             hold_temperature(self.log_alpha, settings)
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
+        slot = None
+        if self._noise_low is not None and noise is not None:
+            noise, slot = noise[:, :-1], noise[:, -1:]
         if noise is not None and surely(self.warm > 0.0):
             return self.box.to_env(2.0 * noise[:, -self.box.size :] - 1.0), {}, None
         obs, output = self.prepared(inputs.obs), self.actor.out
@@ -208,7 +236,7 @@ class ControlAgent(Agent):
         else:
             out, box = self.actor(inputs, obs), self.box
             fits = out.shape[1:] == (box.size * (1 + self._gaussian),)  # len() would fix the rows of an export
-            fits = fits and (noise is None or noise.shape == (*out.shape[:1], box.size))
+            fits = fits and slot is None and (noise is None or noise.shape == (*out.shape[:1], box.size))
             if fits and heads.takes_rows(out, noise, box.center, box.half_range):  # and nobody is warm
                 spread = None if self._gaussian else float(self.spread)
                 return box.shaped(heads.control(out, noise, spread, box.center, box.half_range)), {}, None
@@ -219,7 +247,7 @@ class ControlAgent(Agent):
             else:
                 unit = tanh(out)
                 if noise is not None:
-                    unit = (unit + self.spread * standard_normal(noise)).clamp(-1.0, 1.0)
+                    unit = (unit + self._spread(slot) * standard_normal(noise)).clamp(-1.0, 1.0)
         if noise is not None:
             unit = torch.where(self.warm > 0.0, 2.0 * noise - 1.0, unit)
         return self.box.to_env(unit), {}, None
@@ -229,7 +257,7 @@ class ControlAgent(Agent):
         if (
             not is_plain(actor, Actor)
             or not takes_all((box.center, box.half_range))
-            or (noisy and surely(self.warm > 0.0))
+            or (noisy and (self.env_ranks or surely(self.warm > 0.0)))
         ):
             return None
         outputs = box.size * (1 + self._gaussian)
@@ -238,6 +266,13 @@ class ControlAgent(Agent):
             return None
         given = {"center": box.center, "half": box.half_range, "spread": float(self.spread)}
         return acting("control" if self._gaussian else "point", box.size, **given)
+
+    def _spread(self, slot: Tensor | None) -> Tensor:
+        """[1] deviation of the noise, or [N, 1] for slots of these numbers [N, 1]."""
+        if slot is None or self._noise_low is None or self._slots == 1:
+            return self.spread
+        low = self.spread.clamp(max=self._noise_low)
+        return low + (self.spread - low) * (slot.remainder(self._slots) / (self._slots - 1))
 
     def sample(self, inputs: Inputs, noise: Tensor) -> Squashed:
         """Reparametrised actions of the Gaussian from uniforms [N, size] (Haarnoja et al. 2018, appendix C)."""
@@ -249,21 +284,26 @@ class ControlAgent(Agent):
         return tanh(self.actor(inputs, self.prepared(inputs.obs)))
 
     def target_point(self, inputs: Inputs) -> Tensor:
-        """Like `point`, by the target actor."""
-        assert self.target_actor is not None
-        return tanh(self.target_actor(inputs, self.prepared(inputs.obs)))
+        """Like `point`, by the target actor, if there is one."""
+        actor = self.actor if self.target_actor is None else self.target_actor
+        return tanh(actor(inputs, self.prepared(inputs.obs)))
 
     def q(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """[k, N] of actions [N, size] in [-1, 1]."""
-        return self.critics(inputs, self.prepared(inputs.obs), action)
+        """[k, N] of actions [N, size] in [-1, 1], or [k, N, outputs]."""
+        return self.critics(inputs, self.for_critic(inputs), action)
 
     def smallest_q(self, inputs: Inputs, action: Tensor, of: int | None = None) -> Tensor:
         """[N] the least of the first `of` critics (None: all), as an actor's loss needs it: no gradient for critics."""
-        return self.critics.smallest(inputs, self.prepared(inputs.obs), action, of)
+        return self.critics.smallest(inputs, self.for_critic(inputs), action, of)
+
+    def pooled_q(self, inputs: Inputs, action: Tensor, clipped: bool) -> Tensor:
+        """[N] the smallest mean of the critics' distributions over `atoms`, or if not `clipped` the mean of all."""
+        q = (softmax(self.q(inputs, action)) * self.atoms).sum(-1)
+        return q.amin(0) if clipped else q.mean(0)
 
     def target_q(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Like `q`, by the target critics."""
-        return self.target_critics(inputs, self.prepared(inputs.obs), action)
+        return self.target_critics(inputs, self.for_critic(inputs), action)
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
         """[N, outputs] of the actor, before squashing."""

@@ -14,7 +14,7 @@ from penstock.agents.distributions import Categorical
 from penstock.agents.mlp import surely, through
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.own.networks import own_discrete_critics, own_network
-from penstock.agents.preparation import Preparation
+from penstock.agents.preparation import parted
 from penstock.core.batch import Inputs
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec, describe
@@ -90,18 +90,21 @@ class DiscreteControlAgent(Agent):
             )
         self.spec, self.net, self.noise_size = spec, net, 1
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
-        self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
+        self.fed, (self.preparation, self.central) = net.fed, parted(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
-        seen = self.preparation.obs
+        if self.central is not None:
+            self.central_normalizer = self.central.normalizer
+        self.unseen, of_critic = self.preparation.unread, self.central or self.preparation
+        seen, valued = self.preparation.obs, of_critic.obs
         self.actor = (
-            ChoiceNetwork(spec, seen, net.of("actor"), self.actions, None)
+            ChoiceNetwork(spec, seen, net.of("actor").without_keys(self.unseen), self.actions, None)
             if actor is None
             else own_network("actor", actor, seen, (self.actions,))
         )
         self.critics = (
-            ChoiceNetwork(spec, seen, net.of("critic"), self.actions, critics)
+            ChoiceNetwork(spec, valued, net.of("critic").without_keys(of_critic.unread), self.actions, critics)
             if own_critics is None
-            else own_discrete_critics(own_critics, seen, self.actions)
+            else own_discrete_critics(own_critics, valued, self.actions)
         )
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(1))
@@ -127,11 +130,11 @@ class DiscreteControlAgent(Agent):
 
     def q(self, inputs: Inputs) -> Tensor:
         """[k, N, A] of every action."""
-        return self.critics(inputs, self.prepared(inputs.obs))
+        return self.critics(inputs, self.for_critic(inputs))
 
     def target_q(self, inputs: Inputs) -> Tensor:
         """Like `q`, by the target critics."""
-        return self.target_critics(inputs, self.prepared(inputs.obs))
+        return self.target_critics(inputs, self.for_critic(inputs))
 
     def legal_count(self, inputs: Inputs) -> Tensor:
         """Number of legal actions: [N], or [1] if nothing is masked."""

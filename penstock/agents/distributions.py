@@ -339,6 +339,11 @@ def squashed_sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return _sample(out, z)[:2]
 
 
+def mean_std(out: Tensor) -> Tensor:
+    """The mean over rows and elements of the deviations of [N, 2 A] outputs of `squashed_sample`, without gradient."""
+    return exp(out.detach().chunk(2, -1)[1].clamp(*LOG_STD_RANGE)).mean()
+
+
 def _sample(out: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean, log_std = out.chunk(2, -1)
     log_std = log_std.clamp(*LOG_STD_RANGE)

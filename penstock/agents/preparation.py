@@ -6,7 +6,10 @@ with the parameters' version and lie in every checkpoint.
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,8 @@ from penstock.core.tree import Tree, tree_leaves, tree_map, tree_structure, tree
 _TINY = 1e-8
 """Added to variances before their roots are taken."""
 _NORMALIZED = Net(normalize_obs=True)
+_PRIVILEGED = {"critic", "privileged_state"}
+"""Keys by which simulators name what the actor shall not see: Isaac Lab's and MuJoCo Playground's."""
 
 
 class Preparation:
@@ -30,18 +35,25 @@ class Preparation:
     `Agent`'s methods use the one that an agent sets: `self.preparation = Preparation(spec, net, discount)`. It is no
     module, so the agent registers `normalizer` and `reward_scaler` under these names for its checkpoints.
 
+    Args:
+        keys: the keys of a Dict observation that are read, the mask among them; None: all.
+
     Raises:
         ConfigError: the mask has not one element for each choice, or `net` parts the observation.
     """
 
-    def __init__(self, spec: EnvSpec, net: Net, discount: float = 1.0) -> None:
+    def __init__(self, spec: EnvSpec, net: Net, discount: float = 1.0, keys: Sequence[str] | None = None) -> None:
         if net.actor_keys is not None or net.critic_keys is not None:
             raise ConfigError(
-                f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys} with an agent that has no critic "
-                "of its own observations; expected PPO, A2C, APPO, IMPALA, MAPPO, BC or MARWIL with their own agent"
+                f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys} with an agent that has one network, "
+                "or none of its own for the critic; expected PPO, A2C, APPO, IMPALA, MAPPO, BC, MARWIL, SAC, TQC, "
+                "CrossQ, TD3, DDPG, DiscreteSAC or CQL on boxes, with their own agent"
             )
-        self.net = net
-        self.masked = isinstance(spec.obs, dict) and MASK_KEY in spec.obs
+        self.net, self.keys = net, keys
+        self.unread = frozenset[str]() if keys is None else frozenset[str](spec.obs) - {*keys}
+        """Keys of the observation that are not read."""
+        self.masked = isinstance(spec.obs, dict) and MASK_KEY in (spec.obs if keys is None else keys)
+        self._read = None if keys is None and not self.masked else [k for k in keys or spec.obs if k != MASK_KEY]
         if self.masked:
             size = spec.obs[MASK_KEY].size
             expected = sum(map(sum, choices(spec.action, size)))
@@ -52,15 +64,16 @@ class Preparation:
                     "element, of boxes none"
                 )
         self.obs = self.unmasked(spec.obs)
-        """Spec of the observation without its mask, a tree of `LeafSpec`."""
+        """Spec of what is read of the observation, without its mask, a tree of `LeafSpec`."""
         self.normalizer = ObsNormalizer(self.obs, net) if net.normalize_obs else None
         self.reward_scaler = RewardScaler(discount) if net.normalize_reward else None
-        self.active = self.masked or net.normalize_obs or net.normalize_reward or net.reward_scale != 1.0
+        changed = net.normalize_obs or net.normalize_reward or net.reward_scale != 1.0
+        self.active = self._read is not None or changed
         """False: observations and rewards pass unchanged."""
 
     def unmasked(self, obs: Tree) -> Tree:
-        """The observation, or its spec, without the mask."""
-        return {k: v for k, v in obs.items() if k != MASK_KEY} if self.masked else obs
+        """What is read of the observation, or of its spec, without the mask."""
+        return obs if self._read is None else {key: obs[key] for key in self._read}
 
     def prepared(self, obs: Tree) -> Tree:
         """The observation as networks see it."""
@@ -104,6 +117,44 @@ class Preparation:
         if self.reward_scaler is not None:
             counts = [*counts, self.reward_scaler.moments.count]
         return _unseen(counts)
+
+
+def parted(spec: EnvSpec, net: Net, discount: float) -> tuple[Preparation, Preparation | None]:
+    """Preparations for the actor, and for the critic where `net.actor_keys` or `net.critic_keys` part the observation.
+
+    Warns of a key that simulators have for critics, if the actor reads it by default.
+
+    Raises:
+        ConfigError: the observation lacks a key, or has none.
+    """
+    if net.actor_keys is None:
+        others = tuple(key for key in spec.obs if key not in _PRIVILEGED) if isinstance(spec.obs, dict) else ()
+        example = f"net.actor_keys={others or ('policy',)}"
+        tell_of_privileged(spec.obs, f"name what it shall read, such as {example}, or all keys if it may")
+        if net.critic_keys is None:
+            return Preparation(spec, net, discount), None
+    whole = replace(net, actor_keys=None, critic_keys=None)
+    valued = Preparation(spec, replace(whole, normalize_reward=False), discount, _keys(spec.obs, net, "critic"))
+    return Preparation(spec, whole, discount, _keys(spec.obs, net, "actor")), valued
+
+
+def tell_of_privileged(obs: Tree, remedy: str) -> None:
+    """Warns, with a remedy, of an observation with a key that simulators have for critics."""
+    if found := sorted(_PRIVILEGED & obs.keys()) if isinstance(obs, dict) else []:
+        warnings.warn(f"the observation has a key {found[0]!r}, and the actor reads it: {remedy}", stacklevel=1)
+
+
+def _keys(obs: Tree, net: Net, part: Literal["actor", "critic"]) -> tuple[str, ...]:
+    """Keys that actor or critic gets, the mask among them. Raises ConfigError unless the observation has them."""
+    name, keys = (f"net.{part}_keys", net.actor_keys if part == "actor" else net.critic_keys)
+    if not isinstance(obs, dict):
+        given = f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys}"
+        raise ConfigError(f"{given} with the observation {describe(obs)}; expected one that is a Dict")
+    if keys is not None and (not keys or not set(keys) <= obs.keys() - {MASK_KEY}):
+        raise ConfigError(
+            f"{name}={keys}; expected one or more of the observation's keys {sorted(obs.keys() - {MASK_KEY})}"
+        )
+    return tuple(key for key in obs if keys is None or key in keys or key == MASK_KEY)
 
 
 class RunningMoments(nn.Module):

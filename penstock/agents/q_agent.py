@@ -17,7 +17,7 @@ from penstock.agents.mlp import chain_by_kernel, is_plain, out_of, surely, throu
 from penstock.agents.networks import Encoder, Net
 from penstock.agents.noisy import NoisyLinear, NoisyMLP, mean_weights, noisy_layers
 from penstock.agents.own.networks import own_q_network
-from penstock.agents.preparation import Preparation
+from penstock.agents.preparation import Preparation, tell_of_privileged
 from penstock.agents.recurrent import Memory
 from penstock.core.batch import Inputs, flattened
 from penstock.core.errors import ConfigError
@@ -212,6 +212,7 @@ class QAgent(Agent):
             raise ConfigError("noisy=True with a recurrent net; use epsilon, or a net without memory")
         self.spec, self.net, self.outputs = spec, net, outputs
         self.actions, self._start = action.sizes[0], int(action.start)  # pyright: ignore[reportArgumentType]
+        tell_of_privileged(spec.obs, "leave it out, by a simulator's groups= or a wrapper, unless it may")
         self.fed, self.preparation = net.fed, Preparation(spec, net, discount)
         self.normalizer, self.reward_scaler = self.preparation.normalizer, self.preparation.reward_scaler
         streams = dueling_hidden if dueling else None

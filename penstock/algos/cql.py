@@ -58,7 +58,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CQL) -> Loss:
     """Critics: (Q - target)^2 / 2 + multiplier * gap (eq. 4). Actor and temperature: SAC's."""
     taken = agent.box.to_unit(x["action"])
     actions = torch.cat([taken.unsqueeze(1), x["proposed"]], 1)
-    q, others = agent.critics.each(x.inputs, agent.prepared(x.inputs.obs), actions).tensor_split([1], 2)
+    q, others = agent.critics.each(x.inputs, agent.for_critic(x.inputs), actions).tensor_split([1], 2)
     q = q.squeeze(2)
     gap = (others - x["density"]).logsumexp(2) - math.log(others.shape[2]) - q
     totals, metrics = critic_losses(agent, x, cfg, q, gap)

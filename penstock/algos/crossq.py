@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from penstock import ops
 from penstock.agents.agent import Agent
 from penstock.agents.continuous import ControlAgent, control_agent
-from penstock.agents.distributions import squashed_sample, standard_normal
+from penstock.agents.distributions import mean_std, squashed_sample, standard_normal
 from penstock.agents.networks import Net
 from penstock.agents.precision import in_full
 from penstock.algos.sac import SAC, alpha, target_entropy
@@ -30,7 +30,7 @@ from penstock.core.limits import Bound, Count, Rate, Unit, Whole
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import AlgorithmFunctions
+from penstock.learn.settings import AlgorithmFunctions, refuse_atoms
 from penstock.ops.activations import AnyActivation, activate, activations
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
@@ -157,10 +157,12 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> Loss:
         obs, encoder = agent.prepared(x.inputs.obs), agent.actor.encoder
         h, own = agent.actor.mlp.trained(obs if encoder.is_identity else encoder(x.inputs, obs), warm)
         moments_loss = moments_loss + own
-        action, logp = squashed_sample(in_full(agent.actor.out, h), standard_normal(x["noise"]))
+        out = in_full(agent.actor.out, h)
+        action, logp = squashed_sample(out, standard_normal(x["noise"]))
         totals["actor"] = (alpha(agent) * logp - agent.smallest_q(x.inputs, action)).mean()
         entropy = -logp.detach().mean()
         metrics |= {"actor_loss": totals["actor"], "entropy": entropy, "ent_coef": alpha(agent)}
+        metrics["action_std"] = mean_std(out)
         if cfg.alpha == "auto":
             assert agent.log_alpha is not None
             totals["alpha"] = agent.log_alpha.squeeze(0) * (entropy - target_entropy(agent, cfg))
@@ -170,7 +172,7 @@ def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: CrossQ) -> Loss:
 
 def _seen(agent: ControlAgent, inputs: Inputs, action: Tensor) -> Tensor:
     """[N, features + size] what critics read."""
-    obs, encoder = agent.prepared(inputs.obs), agent.critics.encoder
+    obs, encoder = agent.for_critic(inputs), agent.critics.encoder
     return torch.cat([obs if encoder.is_identity else encoder(inputs, obs), action], -1)
 
 
@@ -235,6 +237,7 @@ class CrossQ(SAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_atoms(self)
         if self.beta1 == 1.0:
             raise ConfigError(
                 "beta1=1.0, by which running gradients would never move; expected less, usually 0.5 to 0.9"

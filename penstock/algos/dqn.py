@@ -25,7 +25,7 @@ from penstock.core.limits import Bound, Chance, Count, Limit, Number, Part, Posi
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
-from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings
+from penstock.learn.settings import AlgorithmFunctions, OffPolicySettings, check_atoms
 from penstock.native.elementwise import log_softmax, softmax
 from penstock.replay.columns import Array, Rows
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
@@ -186,8 +186,7 @@ class DQN(OffPolicySettings):
         super().__post_init__()
         if self.net.is_recurrent:
             raise ConfigError(f"DQN with net.recurrent={self.net.recurrent!r}; sequences with memory are R2D1's")
-        if not self.v_min < self.v_max:
-            raise ConfigError(f"v_min={self.v_min}, v_max={self.v_max}; expected v_min < v_max")
+        check_atoms(self)
         if self.records_q and self.distributional == "c51":
             raise ConfigError("replay.fresh_priority='agent' with C51, whose priorities are no TD errors; use 'max'")
 

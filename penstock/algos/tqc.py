@@ -13,12 +13,12 @@ import torch
 
 from penstock import ops
 from penstock.agents.continuous import ControlAgent
-from penstock.algos.sac import SAC, alpha, optimizer_fn, replay_fn, target_entropy
+from penstock.algos.sac import SAC, actor_losses, alpha, optimizer_fn, replay_fn
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Whole
 from penstock.learn.algorithm import Loss
-from penstock.learn.settings import AlgorithmFunctions
+from penstock.learn.settings import AlgorithmFunctions, refuse_atoms
 
 
 def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TQC) -> TrainBatch:
@@ -35,25 +35,13 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: TQC) -> TrainBatch:
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: TQC) -> Loss:
     """Critics: quantile Huber loss, a mean over M x targets (eq. 12 and 13). Actor: alpha log pi - mean Z (eq. 14)."""
-    action, logp = agent.sample(x.inputs, x["noise"])
-    actor_loss = (alpha(agent) * logp - agent.q(x.inputs, action).mean((0, 2))).mean()
+    totals, metrics = actor_losses(agent, x, cfg, lambda a: agent.q(x.inputs, a).mean((0, 2)))
     z = agent.q(x.inputs, agent.box.to_unit(x["action"]))
     each = torch.stack([ops.quantile_huber(own, x["target"]) for own in z.unbind(0)]).sum(0) / cfg.quantiles
     critic_loss = (each * x["weight"]).mean() if "weight" in x.rows else each.mean()
-    totals = {"critic": critic_loss, "actor": actor_loss}
-    entropy = -logp.detach().mean()
-    if cfg.alpha == "auto":
-        assert agent.log_alpha is not None
-        totals["alpha"] = agent.log_alpha.squeeze(0) * (entropy - target_entropy(agent, cfg))
-    metrics = {
-        "critic_loss": critic_loss,
-        "actor_loss": actor_loss,
-        "ent_coef": alpha(agent),
-        "entropy": entropy,
-        "q": z.mean(),
-    }
+    metrics = {"critic_loss": critic_loss.detach(), **metrics, "q": z.detach().mean()}
     priorities = (z.detach().mean((0, 2)) - x["target"].mean(1)).abs() if "weight" in x.rows else None
-    return Loss(totals, {name: value.detach() for name, value in metrics.items()}, priorities)
+    return Loss({"critic": critic_loss, **totals}, metrics, priorities)
 
 
 @dataclass(frozen=True)
@@ -73,5 +61,6 @@ class TQC(SAC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_atoms(self)
         if self.drop >= self.quantiles:
             raise ConfigError(f"drop={self.drop} of quantiles={self.quantiles} leaves none; expected drop < quantiles")

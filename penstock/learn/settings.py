@@ -128,6 +128,26 @@ class Settings:
         )
 
 
+def check_atoms(settings: Any) -> None:
+    """Raises ConfigError unless `v_min` is below `v_max`, and `clipped_double=False` comes with atoms."""
+    if not settings.v_min < settings.v_max:
+        raise ConfigError(f"v_min={settings.v_min}, v_max={settings.v_max}; expected v_min < v_max")
+    if settings.distributional == "none" and not getattr(settings, "clipped_double", True):
+        raise ConfigError(
+            "clipped_double=False with distributional='none'; expected distributional='c51', whose critics have a target "
+            "each, or critics=1"
+        )
+
+
+def refuse_atoms(settings: Any) -> None:
+    """Raises ConfigError for atoms, asked of an algorithm whose critics have others than C51's or none."""
+    if settings.distributional != "none":
+        raise ConfigError(
+            f"distributional={settings.distributional!r} with {type(settings).__name__}, whose critics learn otherwise; "
+            "expected 'none', or SAC or TD3"
+        )
+
+
 @dataclass(frozen=True)
 class MinibatchSettings(Settings):
     """Settings of algorithms that pass over each batch in shuffled minibatches."""

@@ -1,6 +1,12 @@
 """Pure functions of arrays: returns, advantages, targets and losses, each with its source and a check of shapes."""
 
-from penstock.ops.distributional import categorical_cross_entropy, project_categorical, quantile_huber
+from penstock.ops.distributional import (
+    categorical_cross_entropy,
+    categorical_loss,
+    categorical_targets,
+    project_categorical,
+    quantile_huber,
+)
 from penstock.ops.losses import (
     approx_kl,
     clipped_squared_error,
@@ -29,6 +35,8 @@ from penstock.ops.value_learning import (
 __all__ = [
     "approx_kl",
     "categorical_cross_entropy",
+    "categorical_loss",
+    "categorical_targets",
     "clipped_squared_error",
     "clipped_surrogate",
     "continues",

@@ -56,6 +56,45 @@ def categorical_cross_entropy(target_prob: Tensor, logp: Tensor) -> Tensor:
     return -(target_prob * logp).masked_fill(target_prob == 0, 0.0).sum(1)
 
 
+def categorical_targets(prob: Tensor, reward: Tensor, discount: Tensor, atoms: Tensor, clipped: bool) -> Tensor:
+    """Projected targets of k critics: [N, 1, K] that of the smallest mean, one for all, or [N, k, K] each its own.
+
+    Clipped double Q-learning of distributions (Seo et al. 2025, arXiv:2505.22642, section 3): what Fujimoto et al. 2018,
+    eq. 10, take of numbers. Ties go to the first critic.
+
+    Args:
+        prob: [k, N, K] float, of the target critics at the next action, without gradient.
+        reward, discount, atoms: as in `project_categorical`. clipped: the smallest mean for all.
+    """
+    if prob.ndim != 3:
+        raise shape_error("categorical_targets", "prob [k, N, K]", prob=prob)
+    k = len(prob)
+    own = project_categorical(prob.flatten(0, 1), reward.repeat(k), discount.repeat(k), atoms).view(prob.shape)
+    if clipped:
+        least = (own * atoms).sum(-1).argmin(0)
+        own = own.take_along_dim(least.view(1, -1, 1), 0)
+    return own.transpose(0, 1)
+
+
+def categorical_loss(logp: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """The sum over k critics of the mean of weight * cross-entropy, and what replay is told of each row.
+
+    Args:
+        logp: [k, N, K] float, log-probabilities of the actions taken. target: [N, 1, K] or [N, k, K], without gradient.
+        weight: [N] of prioritized replay; None for 1.
+
+    Returns:
+        the loss, a scalar; and [N] mean cross-entropy over the critics, for priorities, None where there is no weight.
+    """
+    if logp.ndim != 3 or target.ndim != 3 or target.shape[1] not in (1, len(logp)):
+        raise shape_error("categorical_loss", "logp [k, N, K], target [N, 1 or k, K]", logp=logp, target=target)
+    rows = target.transpose(0, 1).expand_as(logp).flatten(0, 1)
+    each = categorical_cross_entropy(rows, logp.flatten(0, 1)).view(logp.shape[:2])
+    if weight is None:
+        return each.mean(1).sum(), None
+    return (each * weight).mean(1).sum(), each.detach().mean(0)
+
+
 def quantile_huber(quantiles: Tensor, target: Tensor, taus: Tensor | None = None, *, kappa: float = 1.0) -> Tensor:
     """[N] sum over quantiles i of the mean over targets j of |tau_i - 1{u < 0}| L_kappa(u), u = target_j - quantile_i.
 
