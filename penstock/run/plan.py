@@ -241,7 +241,9 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
     algos: Mapping[str, Any] = getattr(algo, "algos", {})
     for name, trained in trained_policies(policy).items():
         try:
-            check_teacher(algos.get(name, algo), settings, trained.replay_schedule)
+            schedule = trained.replay_schedule
+            kept = None if schedule is None else schedule.replay.settings.dataset
+            check_teacher(algos.get(name, algo), settings, kept)
             _check_stale(algos.get(name, algo), settings, trained)
             if name in getattr(algo, "min_rows", ()):
                 _check_whole(settings)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,25 +25,21 @@ from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.shares import SharedMemory
 
-if TYPE_CHECKING:
-    from penstock.replay.replay import ReplaySchedule
 
-
-def check_teacher(algo: object, sampler: SamplerSettings, schedule: ReplaySchedule | None) -> None:
+def check_teacher(algo: object, sampler: SamplerSettings, kept: str | None) -> None:
     """Raises ConfigError if an algorithm cannot learn from this source of steps: a dataset, or its own policy.
 
     Args:
-        schedule: of the replay that it learns from, by whichever policy the steps were chosen.
+        kept: dataset in the replay that it learns from, by whichever policy the steps were chosen; None without replay.
     """
     name, offline = type(algo).__name__, getattr(algo, "offline", False)
-    keeps = schedule is not None and schedule.replay.settings.dataset
-    if offline and not (isinstance(sampler, OfflineSampler) or keeps):
-        beside = "" if schedule is None else "; or keep one beside its own steps: --algo.replay.dataset DIR"
+    if offline and not (isinstance(sampler, OfflineSampler) or kept):
+        beside = "" if kept is None else "; or keep one beside its own steps: --algo.replay.dataset DIR"
         raise ConfigError(
             f"{name} learns from the actions of others, and {type(sampler).__name__} would show it its own; use "
             f"ps.OfflineSampler(DIR), --sampler offline --sampler.dataset DIR{beside}"
         )
-    if isinstance(sampler, OfflineSampler) and not offline and schedule is None:
+    if isinstance(sampler, OfflineSampler) and not offline and kept is None:
         raise ConfigError(
             f"{name} learns from the actions of its present policy, and a dataset has those of others; use BC, MARWIL, "
             "IQL, ReBRAC or CQL, or an algorithm with replay. One of your own says so by `offline = True`"
