@@ -52,6 +52,7 @@ _WHERE = {
     "GpuSampler": "penstock.samplers.gpu",
     "GroupComm": "penstock.learn.comm",
     "IMPALA": "penstock.algos.impala",
+    "IQL": "penstock.algos.iql",
     "Inputs": "penstock.core.batch",
     "Iteration": "penstock.run.iteration",
     "LearnerLostError": "penstock.core.errors",
@@ -76,6 +77,7 @@ _WHERE = {
     "QAgent": "penstock.agents.q_agent",
     "QMIX": "penstock.algos.qmix",
     "R2D1": "penstock.algos.r2d1",
+    "ReBRAC": "penstock.algos.rebrac",
     "Replay": "penstock.replay.replay",
     "ReplaySettings": "penstock.replay.replay",
     "Result": "penstock.run.result",
@@ -91,6 +93,7 @@ _WHERE = {
     "Share": "penstock.core.spec",
     "StudyResult": "penstock.studies.report",
     "TD3": "penstock.algos.td3",
+    "TD3BC": "penstock.algos.rebrac",
     "TQC": "penstock.algos.tqc",
     "TrainBatch": "penstock.core.batch",
     "Trainer": "penstock.run.trainer",
@@ -166,12 +169,14 @@ if TYPE_CHECKING:
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN
     from penstock.algos.impala import IMPALA as IMPALA
+    from penstock.algos.iql import IQL as IQL
     from penstock.algos.mappo import MAPPO as MAPPO
     from penstock.algos.marwil import MARWIL as MARWIL
     from penstock.algos.ppo import PPO as PPO
     from penstock.algos.pqn import PQN as PQN
     from penstock.algos.qmix import QMIX as QMIX
     from penstock.algos.r2d1 import R2D1 as R2D1
+    from penstock.algos.rebrac import TD3BC as TD3BC, ReBRAC as ReBRAC
     from penstock.algos.sac import SAC as SAC
     from penstock.algos.self_play import SelfPlay as SelfPlay
     from penstock.algos.td3 import TD3 as TD3

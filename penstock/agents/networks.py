@@ -64,8 +64,9 @@ class Net:
     """`simba`: fully connected layers are residual blocks with norms (Lee et al. 2024), one for each width of `hidden`,
     which must be equal: (128,) for the actor and (512, 512) for critics in the paper, with `normalize_obs`. Activation
     (relu) and start are the paper's."""
-    norm: Literal["none", "layer"] = "none"
-    """`layer`: a LayerNorm (Ba et al. 2016) between each fully connected layer and its activation."""
+    norm: Literal["none", "layer", "critic"] = "none"
+    """`layer`: a LayerNorm (Ba et al. 2016) between each fully connected layer and its activation; `critic`: in critics
+    alone, as those that learn from data of others need it (Ball et al. 2023)."""
     init: InitName = "auto"
     """Initialisation of hidden layers and image networks; `torch`: torch's own. `auto`, and output layers always: as
     each algorithm's page says."""
@@ -160,18 +161,27 @@ class Net:
         """Fully connected layers of these widths; `gain`: of the orthogonal start of plain ones."""
         if self.block == "simba" and hidden:
             return SimBa(inputs, hidden[0], len(hidden))
-        return MLP(inputs, hidden, self.activation, gain=gain, init=self.init, norm=self.norm == "layer")
+        return MLP(inputs, hidden, self.activation, gain=gain, init=self.init, norm=self._is_normed())
 
     def bodies(self, k: int, inputs: int, outputs: int) -> StackedMLP | SideBySide:
         """[N, inputs] -> [k, N, outputs]: k networks of widths `hidden` side by side, each with a linear layer."""
         if self.block == "simba" and self.hidden:
             return SideBySide((self.body(inputs, self.hidden) for _ in range(k)), outputs)
-        return StackedMLP(k, inputs, self.hidden, outputs, self.activation, self.init, self.norm == "layer")
+        return StackedMLP(k, inputs, self.hidden, outputs, self.activation, self.init, self._is_normed())
+
+    def _is_normed(self) -> bool:
+        """True for layers with norms. Raises ConfigError in a network that is actor and critic in one."""
+        if self.norm == "critic":
+            raise ConfigError(
+                "net.norm='critic' needs a critic apart from the actor; use net.norm='layer' or 'none' here"
+            )
+        return self.norm == "layer"
 
     def of(self, part: Literal["actor", "critic"]) -> Net:
         """The settings of a separate actor or critic network, with its widths as `hidden`."""
         hidden = self.actor_hidden if part == "actor" else self.critic_hidden
-        return self if hidden is None else replace(self, hidden=hidden)
+        own = self if self.norm != "critic" else replace(self, norm="layer" if part == "critic" else "none")
+        return own if hidden is None else replace(own, hidden=hidden)
 
     def without_keys(self, keys: Collection[str]) -> Net:
         """The settings for observations without some keys of a Dict."""

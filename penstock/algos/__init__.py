@@ -18,15 +18,18 @@ ALGOS = {
     "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",
     "impala": "penstock.algos.impala:IMPALA",
+    "iql": "penstock.algos.iql:IQL",
     "mappo": "penstock.algos.mappo:MAPPO",
     "marwil": "penstock.algos.marwil:MARWIL",
     "ppo": "penstock.algos.ppo:PPO",
     "pqn": "penstock.algos.pqn:PQN",
     "qmix": "penstock.algos.qmix:QMIX",
     "r2d1": "penstock.algos.r2d1:R2D1",
+    "rebrac": "penstock.algos.rebrac:ReBRAC",
     "sac": "penstock.algos.sac:SAC",
     "self-play": "penstock.algos.self_play:SelfPlay",
     "td3": "penstock.algos.td3:TD3",
+    "td3-bc": "penstock.algos.rebrac:TD3BC",
     "tqc": "penstock.algos.tqc:TQC",
 }
 """Built-in algorithms by the name that the command line knows."""

@@ -291,7 +291,8 @@ class Policy:
                 f"learn_on_batch got {type(minibatch).__name__}; expected a TrainBatch, of policy.postprocess(batch): "
                 "ps.minibatches parts it, and ps.train_one_step(policy, batch) does both"
             )
-        loss = self.loss_fn(self.agent, minibatch, self.settings)
+        loss_fn = self.loss_fn if self.partition is None else self.partition.known_to(self.loss_fn)
+        loss = loss_fn(self.agent, minibatch, self.settings)
         if not isinstance(loss, Loss):
             raise ConfigError(
                 f"loss_fn returned {type(loss).__name__}; expected penstock.Loss(total, metrics), e.g. "

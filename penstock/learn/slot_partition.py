@@ -31,6 +31,20 @@ def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
     return ops.masked_mean(x, valid)
 
 
+def sample_mean(x: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean of x [N] over a minibatch, those parts of other learners included, in a `postprocess_fn` or `loss_fn`.
+
+    Args:
+        valid: of the minibatch.
+    """
+    partition = _present.get()
+    if partition is None:
+        return x.mean()
+    held = x if valid is None else x[valid]
+    total, count = partition.totals(float(held.sum()), len(held))
+    return x.new_tensor(total / count)
+
+
 def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:
     """Updates the agent's value scale by the returns [T, B] of the batches of all learners; returns the new unit.
 

@@ -6,6 +6,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.learn.rows.minibatch import minibatches, to_device
 from penstock.learn.rows.postprocess import as_tensors
 from penstock.learn.step.gradients import read, wide
-from penstock.replay.replay import SampledUnits
+from penstock.replay.replay import Replay, SampledUnits
 
 if TYPE_CHECKING:
     from penstock.samplers.sampler import Sampler
@@ -217,6 +218,7 @@ def plan_whole(policy: Any, sampler: Any) -> None:
     if schedule is None or dataset is None or schedule.replay.settings.index == "fifo":
         return
     capacity = schedule.replay.settings.capacity
+    _require_minibatch(dataset.steps, schedule.batch_size, schedule.batch_size)
     if dataset.steps <= capacity:
         schedule.replay.least = dataset.rows_once
     else:
@@ -233,12 +235,48 @@ def fill(policy: Any, sampler: Any) -> None:
     if schedule is None or not schedule.replay.least or schedule.whole or schedule.collected:
         return
     assert isinstance(policy, Policy)
+    _append_each(policy, schedule.replay, sampler)
+    schedule.whole = True
+
+
+def keep_dataset(policy: Policy, sampler: Any) -> None:
+    """Puts every episode of a dataset beside the policy's replay, for `replay.dataset_share` of each minibatch.
+
+    Args:
+        sampler: a live one of `ps.OfflineSampler`, initialized, with as many slots as the one that collects.
+
+    Raises:
+        ConfigError: the policy has no replay, or the dataset fewer steps than a minibatch takes of it.
+    """
+    schedule = policy.replay_schedule
+    if schedule is None:
+        check_given(policy, sampler, "keep_dataset")
+    assert schedule is not None
+    own, dataset = schedule.replay, sampler.dataset
+    _require_minibatch(dataset.steps, own.of_dataset(schedule.batch_size), schedule.batch_size)
+    kept = Replay(own.spec, replace(own.settings, capacity=1, dataset=""), own.view, exact=own.exact)
+    kept.least = dataset.rows_once + 2 * sampler.batch_spec.T + own.view.span
+    if own.partition is not None:
+        kept.join(own.partition)
+    _append_each(policy, kept, sampler)
+    own.dataset, own.fingerprint = kept, dataset.fingerprint
+
+
+def _require_minibatch(steps: int, needed: int, batch_size: int) -> None:
+    if steps < needed:
+        raise ConfigError(
+            f"the dataset has {steps:,} steps, fewer than the {needed:,} that a minibatch of batch_size={batch_size} takes "
+            "of it; record more, or use a smaller batch_size"
+        )
+
+
+def _append_each(policy: Policy, replay: Replay, sampler: Any) -> None:
+    """Appends every episode of the sampler's dataset, each once; the agent's statistics see them too."""
     for batch in sampler.dataset.each_once():
         arrays = as_arrays(batch)
         tensors = as_tensors(arrays, policy.device)
-        schedule.replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())
+        replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())
         policy.observe(tensors)
-    schedule.whole = True
 
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:

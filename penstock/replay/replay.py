@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.errors import ConfigError
+from penstock.core.batch import Inputs, SampleBatch, TrainBatch
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.machine import counted
 from penstock.core.noise import Purpose, generator
 from penstock.core.schedule import schedule_value
@@ -85,6 +85,10 @@ class Replay:
         """Arguments of `prepare`."""
         self.appended = 0
         """Valid rows appended since the run began."""
+        self.dataset: Replay | None = None
+        """Rows of `settings.dataset`, which a run puts there (`keep_dataset`); of these are the first samples drawn."""
+        self.fingerprint = ""
+        """Text that changes with the data of `dataset`."""
 
     def join(self, partition: Partition) -> None:
         """Shares the slots with other learners from now on: each keeps the rows of its own, and all draw alike.
@@ -240,10 +244,20 @@ class Replay:
             LearnerError: a read did not end in time.
         """
 
+        if self.settings.dataset and self.dataset is None:
+            raise ConfigError(
+                f"replay.dataset={self.settings.dataset!r} is read by a run; in a loop of your own call "
+                "keep_dataset(policy, sampler) of penstock.learn.train_ops with the live sampler of a ps.OfflineSampler"
+            )
+        kept, own = self.dataset, n if self.dataset is None else n - self.of_dataset(n)
+
         def draw() -> tuple[SampledUnits, Callable[[], TrainBatch]]:
             noise = rng.random((n, noise_size), np.float32) if noise_size else None
-            drawing = self.draw(n, rng, progress)
-            read = functools.partial(self._read_rows, drawing, noise, ready)
+            drawing = self.draw(own, rng, progress)
+            if kept is None:
+                read = functools.partial(self._read_rows, drawing, noise, ready)
+            else:
+                read = functools.partial(self._read_both, drawing, kept, kept.draw(n - own, rng), noise, ready)
             if not prefetch or count < 2:
                 return drawing, read
             nonlocal reading
@@ -264,6 +278,16 @@ class Replay:
                 reading.settle()  # replay may change from here on
             raise
 
+    def of_dataset(self, n: int) -> int:
+        """Number of samples of n that are of the dataset. Raises ConfigError if that is none or all."""
+        count = round(self.settings.dataset_share * n)
+        if not 0 < count < n:
+            raise ConfigError(
+                f"replay.dataset_share={self.settings.dataset_share:g} makes {count} of batch_size={n} samples; expected "
+                "at least one of the dataset and one of the rows collected"
+            )
+        return count
+
     def _read_rows(
         self, drawing: SampledUnits, noise: Array | None, ready: Callable[[TrainBatch], TrainBatch]
     ) -> TrainBatch:
@@ -280,6 +304,24 @@ class Replay:
             rows["noise"] = np.maximum(noise, np.float32(2.0**-25))
         valid = x.valid if held else np.zeros(1 if x.valid is None else x.valid.shape, bool)
         return ready(TrainBatch(x.inputs, rows, valid, x.state))
+
+    def _read_both(
+        self,
+        drawing: SampledUnits,
+        kept: Replay,
+        of_kept: SampledUnits,
+        noise: Array | None,
+        ready: Callable[[TrainBatch], TrainBatch],
+    ) -> TrainBatch:
+        """One sample of own units and of the dataset's, without the dummy of a learner that holds none of either."""
+        n = len(drawing.unit)
+        first, second = (None, None) if noise is None else (noise[:n], noise[n:])
+        parts = self._read_rows(drawing, first, lambda x: x), kept._read_rows(of_kept, second, lambda x: x)
+        held = [x for x in parts if x.valid is None]
+        if len(held) < 2:
+            return ready(held[0] if held else parts[0])
+        inputs, rows = tree_map(lambda *xs: np.concatenate(xs), *((tuple(x.inputs), x.rows) for x in held))
+        return ready(TrainBatch(Inputs(*inputs), rows))
 
     def update_priorities(self, drawing: SampledUnits, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors; a learner passes those of its slots."""
@@ -300,6 +342,7 @@ class Replay:
             "appended": self.appended,
             "storage": self._store.state_dict(),
             "index": self.index.state_dict(),
+            **({"dataset": self.fingerprint} if self.fingerprint else {}),
         }
 
     def arrays(self) -> dict[str, Array]:
@@ -322,6 +365,11 @@ class Replay:
         """
         if state["prepared"] is None:
             return
+        if state.get("dataset", self.fingerprint) != self.fingerprint:
+            raise CheckpointError(
+                f"replay.dataset={self.settings.dataset!r} has changed since the checkpoint was written, so the run cannot "
+                "go on as if it had not stopped; put the old one back, or start anew with --init"
+            )
         store, index = self._live()
         require_alike(state, arrays, [store.storage.rows, self._slots], self.settings.index, index)
         store.load(state["storage"], arrays)
@@ -384,6 +432,11 @@ class ReplaySchedule:
             raise ConfigError(
                 f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
                 f"at most {most:g}, or another index"
+            )
+        if replay.settings.dataset and sample_rows > 1:
+            raise ConfigError(
+                f"replay.dataset={replay.settings.dataset!r} with samples of {sample_rows} rows; expected an algorithm of "
+                "single transitions, such as SAC, TD3, DQN, CQL, IQL or ReBRAC"
             )
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size

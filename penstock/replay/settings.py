@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Chance, Count, Positive, Unit, Whole, check_settings
+from penstock.core.limits import Chance, Count, Positive, Share, Unit, Whole, check_settings
 from penstock.core.spec import EnvSpec
 from penstock.replay.hindsight import HindsightTransitions, find_reward_fn
 from penstock.replay.view import ALL_INPUTS, Transitions
@@ -23,7 +23,7 @@ class ReplaySettings:
     __new__ = known_names
     fixed: ClassVar[frozenset[str]] = frozenset((
         "capacity", "index", "fresh_priority", "deduplicate_frames", "dir", "hindsight", "reward_fn", "prefetch",
-        "shards", "shard_backend", "shard_deadline_s",
+        "shards", "shard_backend", "shard_deadline_s", "dataset",
     ))  # fmt: skip
     """Settings that `run.set` does not change."""
 
@@ -50,6 +50,11 @@ class ReplaySettings:
     prefetch: bool | Literal["auto"] = "auto"
     """Read the next samples in a thread during training. "auto": if samples are large, go to a GPU, or lie in
     shards."""
+    dataset: str = ""
+    """Folder of a dataset that is kept beside the rows collected, as a whole and for good; "": none. Each minibatch
+    draws `dataset_share` of its samples from it (Ball et al. 2023)."""
+    dataset_share: Share = 0.5
+    """Share of a minibatch from `dataset`, usually 0.25 to 0.5."""
     shards: Whole = 0
     """Actors that keep the rows, each for some slots; usually one for each machine. 0: the learner keeps them. The
     samples do not depend on it."""
@@ -60,6 +65,11 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         check_settings(self, "replay.")
+        if self.dataset and (self.index != "uniform" or self.shards):
+            raise ConfigError(
+                f"replay.dataset={self.dataset!r} with replay.index={self.index!r}, replay.shards={self.shards}; a fixed "
+                "share of a minibatch is drawn uniformly, by the learner: use index='uniform' and shards=0"
+            )
 
 
 def make_view(
@@ -70,13 +80,14 @@ def make_view(
     clip_reward: bool = False,
     fed: frozenset[str] = ALL_INPUTS,
     acted_next: bool = False,
+    next_action: bool = False,
 ) -> Transitions | HindsightTransitions:
     """`Transitions`, or `HindsightTransitions` if the settings ask for them. Arguments as there.
 
     Raises:
         ConfigError: hindsight without goals in the observation.
     """
-    plain = Transitions(n_step, discount, clip_reward, fed, acted_next)
+    plain = Transitions(n_step, discount, clip_reward, fed, acted_next, next_action)
     if not settings.hindsight:
         return plain
     return HindsightTransitions(plain, spec, find_reward_fn(settings.reward_fn), settings.hindsight)

@@ -224,7 +224,7 @@ def copied(replay: Replay) -> Replay:
         state=replay.state,
         exact=replay.exact,
     )
-    made.least = replay.least
+    made.least, made.dataset, made.fingerprint = replay.least, replay.dataset, replay.fingerprint
     if replay.prepared is not None:
         made.prepare(*replay.prepared)
         made.load_state_dict(copy.deepcopy(replay.state_dict()), replay.arrays())

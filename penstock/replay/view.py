@@ -57,6 +57,8 @@ class Transitions:
 
     Args:
         acted_next: the agent's record at `next` must be there too, as priorities of fresh rows need it.
+        next_action: samples hold `next_action` [N, *A], the recorded action at `next`, and `has_next_action` [N] bool,
+            False where none was recorded: after an end or a fault, and at the newest row.
     """
 
     stride, noise, episodes, seats = 1, 0, False, 1
@@ -68,11 +70,12 @@ class Transitions:
         clip_reward: bool = False,
         fed: frozenset[str] = ALL_INPUTS,
         acted_next: bool = False,
+        next_action: bool = False,
     ) -> None:
         if n_step < 1:
             raise ConfigError(f"n_step={n_step}; expected 1 or more")
         self.n_step, self.fed, self.span = n_step, fed, n_step + acted_next
-        self._clip = clip_reward
+        self._clip, self._next_action = clip_reward, next_action
         self._steps = np.arange(n_step + 1)[:, None]
         self.set_discount(discount)
 
@@ -94,7 +97,17 @@ class Transitions:
             "discount": self._weights.take(after) * ~terminated,
             "next": storage.successors(t + after - 1, b, last, self.fed),
         }
+        if self._next_action:
+            following = t + after
+            rows["next_action"] = storage.prev_action(storage.places(following + 1, b))
+            rows["has_next_action"] = self._goes_on(storage, following, b)
         return TrainBatch(storage.inputs(at[0], self.fed), rows)
+
+    def _goes_on(self, storage: Storage, t: Rows, b: Rows) -> Array:
+        """[N] bool: rows t were acted on, in the episode of the rows before them."""
+        last, at = storage.places(t - 1, b), storage.places(t, b)
+        found = storage.valid(at) & (t < storage.head) & ~(storage.terminated(last) | storage.truncated(last))
+        return found if storage.endings is None else found & ~storage.endings.ended(t - 1, b)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:
         """[N] each: float32 returns, True where they end in a terminal state, and the number of rewards in them."""

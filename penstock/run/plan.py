@@ -20,6 +20,7 @@ from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, trained_policies
+from penstock.learn.train_ops import keep_dataset
 from penstock.processes.fork_client import end_ahead
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
@@ -27,7 +28,7 @@ from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.live import LiveSampler
-from penstock.samplers.offline import check_teacher
+from penstock.samplers.offline import OfflineSampler, check_teacher
 from penstock.samplers.runners.settings import RunnerSampler
 from penstock.samplers.runners.share import SamplerShare
 from penstock.samplers.sampler import Sampler, SamplerSettings
@@ -146,6 +147,26 @@ class Plan:
         """A live sampler of the plan's slots."""
         return self.sampler.build(self.env, self.seed, share=self.share)
 
+    def keep_datasets(self, policy: LoadedPolicy, sampler: Any) -> None:
+        """Reads the dataset of `replay.dataset` into a prepared policy, dealt to the slots of the live sampler.
+
+        Raises:
+            ConfigError: as `OfflineSampler.build`; or there are many agents, whose rows no dataset has.
+        """
+        for trained in trained_policies(policy).values():
+            if trained.replay_schedule is None or not (path := trained.replay_schedule.replay.settings.dataset):
+                continue
+            if self.seating.many:
+                raise ConfigError(f"replay.dataset={path!r} with many agents; a dataset has the record of one")
+            read = OfflineSampler(path, B=sampler.batch_spec.B).replayed(
+                self.env, trained.spec, self.seed, getattr(sampler, "share", self.share)
+            )
+            try:
+                read.initialize(trained.agent)
+                keep_dataset(trained, read)
+            finally:
+                read.shutdown()
+
     def make_evaluator(self, settings: SamplerSettings | None = None, **how: Any) -> Evaluator:
         """Environments of evaluations; arguments as in `Evaluator`."""
         return Evaluator(self.eval_env, self.seed, self.sampler.spec.B, settings, **how)
@@ -220,7 +241,9 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
     algos: Mapping[str, Any] = getattr(algo, "algos", {})
     for name, trained in trained_policies(policy).items():
         try:
-            check_teacher(algos.get(name, algo), settings, trained.replay_schedule is not None)
+            schedule = trained.replay_schedule
+            kept = None if schedule is None else schedule.replay.settings.dataset
+            check_teacher(algos.get(name, algo), settings, kept)
             _check_stale(algos.get(name, algo), settings, trained)
             if name in getattr(algo, "min_rows", ()):
                 _check_whole(settings)

@@ -138,6 +138,7 @@ class Trainer:
             examples = self.sampler.initialize(agents_of(self.policy))
             plan_whole(self.policy, self.sampler)
             self.policy.prepare(self.sampler.batch_spec, plan.infos(examples))
+            plan.keep_datasets(self.policy, self.sampler)
             if self._rank is None:
                 self.evaluations.begin_workers()
         except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,33 +14,35 @@ import numpy as np
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Unit, check_settings
 from penstock.core.machine import free_memory
-from penstock.core.spec import WHOLE, Share
+from penstock.core.spec import WHOLE, EnvSpec, Share
 from penstock.datasets.episode import EpisodeSource, check_spec
 from penstock.datasets.reader import open_dataset
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.envs.pools.native import makes_vector_env
+from penstock.samplers.live import LiveSampler
 from penstock.samplers.offline_live import OfflineLive
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.shares import SharedMemory
 
 
-def check_teacher(algo: object, sampler: SamplerSettings, replays: bool) -> None:
+def check_teacher(algo: object, sampler: SamplerSettings, kept: str | None) -> None:
     """Raises ConfigError if an algorithm cannot learn from this source of steps: a dataset, or its own policy.
 
     Args:
-        replays: it learns from replay, by whichever policy the steps were chosen.
+        kept: dataset in the replay that it learns from, by whichever policy the steps were chosen; None without replay.
     """
     name, offline = type(algo).__name__, getattr(algo, "offline", False)
-    if offline and not isinstance(sampler, OfflineSampler):
+    if offline and not (isinstance(sampler, OfflineSampler) or kept):
+        beside = "" if kept is None else "; or keep one beside its own steps: --algo.replay.dataset DIR"
         raise ConfigError(
             f"{name} learns from the actions of others, and {type(sampler).__name__} would show it its own; use "
-            "ps.OfflineSampler(DIR), --sampler offline --sampler.dataset DIR"
+            f"ps.OfflineSampler(DIR), --sampler offline --sampler.dataset DIR{beside}"
         )
-    if isinstance(sampler, OfflineSampler) and not (offline or replays):
+    if isinstance(sampler, OfflineSampler) and not offline and kept is None:
         raise ConfigError(
-            f"{name} learns from the actions of its present policy, and a dataset has those of others; use BC, MARWIL "
-            "or CQL, or an algorithm with replay. One of your own says so by `offline = True`"
+            f"{name} learns from the actions of its present policy, and a dataset has those of others; use BC, MARWIL, "
+            "IQL, ReBRAC or CQL, or an algorithm with replay. One of your own says so by `offline = True`"
         )
 
 
@@ -95,18 +97,43 @@ class OfflineSampler(SamplerSettings):
             )
         config = as_env_config(env)
         with ExitStack() as stack:
-            source = open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
-            stack.callback(source.close)
+            source = stack.enter_context(closing(self._opened(config)))
             B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
             evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
             stack.callback(evaluator.shutdown)
-            check_spec(source.spec, evaluator.spec, self.dataset, config.name)
-            self._check_room(source)
-            if self.verify:
-                source.verify(config.checks)
-            live = OfflineLive(self.spec, source, evaluator, seed, self.shuffle, self.discount, share)
+            live = self._live(source, config, evaluator.spec, evaluator, seed, share)
             stack.pop_all()
             return live
+
+    def replayed(self, config: EnvConfig, spec: EnvSpec, seed: int, share: Share) -> OfflineLive:
+        """The live sampler without environments, for a replay that keeps the dataset: it plays no evaluations.
+
+        Args:
+            spec: of the environment that `config` makes. The others, and errors: as for `build`.
+        """
+        with ExitStack() as stack:
+            live = self._live(stack.enter_context(closing(self._opened(config))), config, spec, None, seed, share)
+            stack.pop_all()
+            return live
+
+    def _opened(self, config: EnvConfig) -> EpisodeSource:
+        return open_dataset(Path(self.dataset).expanduser(), config.drop, config.text)
+
+    def _live(
+        self,
+        source: EpisodeSource,
+        config: EnvConfig,
+        spec: EnvSpec,
+        evaluator: LiveSampler | None,
+        seed: int,
+        share: Share,
+    ) -> OfflineLive:
+        """The live sampler of a dataset that fits the environment and, with `verify`, is whole."""
+        check_spec(source.spec, spec, self.dataset, config.name)
+        self._check_room(source)
+        if self.verify:
+            source.verify(config.checks)
+        return OfflineLive(self.spec, source, spec, evaluator, seed, self.shuffle, self.discount, share)
 
     def _check_room(self, source: EpisodeSource) -> None:
         """Raises ConfigError if the info columns of a batch, in the shapes of the dataset, do not fit into memory."""

@@ -20,7 +20,7 @@ from penstock.agents.parameters import agent_device
 from penstock.core.batch import AnyBatch, Inputs, SampleBatch, carry_over, padded_rows
 from penstock.core.errors import CheckpointError
 from penstock.core.noise import Purpose, generator
-from penstock.core.spec import WHOLE, BatchSpec, Share
+from penstock.core.spec import WHOLE, BatchSpec, EnvSpec, Share
 from penstock.core.tree import Tree, tree_assign, tree_leaves, tree_map
 from penstock.datasets.episode import ENV, Episode, EpisodeSource
 from penstock.envs.seats import Seating
@@ -39,7 +39,7 @@ class OfflineLive(Evaluates):
     """A `Sampler` that plays back the episodes of a dataset.
 
     Args:
-        evaluator: plays the evaluations, and knows the environment; shut down with this sampler.
+        evaluator: plays the evaluations; shut down with this sampler. None: there are none.
         share: its slots among those of several samplers.
     """
 
@@ -47,17 +47,18 @@ class OfflineLive(Evaluates):
         self,
         batch_spec: BatchSpec,
         source: EpisodeSource,
-        evaluator: LiveSampler,
+        spec: EnvSpec,
+        evaluator: LiveSampler | None,
         seed: int,
         shuffle: bool,
         discount: float | None,
         share: Share = WHOLE,
     ) -> None:
         B = batch_spec.B
-        self.batch_spec, self.spec = batch_spec, evaluator.spec
+        self.batch_spec, self.spec = batch_spec, spec
         self._source, self._evaluator, self._seed, self._shuffle = source, evaluator, seed, shuffle
         self._stats = EpisodeStats(B, DISCOUNT if discount is None else discount)
-        self.info_keys = evaluator.info_keys
+        self.info_keys = () if evaluator is None else evaluator.info_keys
         """Keys of the env info in every batch; NaN where the dataset has no such column."""
         self._installed = ActingAgents(Seating.alone(self.spec), batch_spec, self.info_keys, share)
         self.specs = self._installed.seating.by_id
@@ -80,7 +81,8 @@ class OfflineLive(Evaluates):
         Returns:
             examples of one step of one slot: obs, action, recorded info and recurrent state.
         """
-        self._evaluator.initialize(agents)
+        if self._evaluator is not None:
+            self._evaluator.initialize(agents)
         shown = self._installed.take(agents)
         shown["info"] = {
             key: np.zeros(shape, dtype) for key, (dtype, shape) in self._source.info.items() if not key.startswith(ENV)
@@ -112,6 +114,11 @@ class OfflineLive(Evaluates):
     def steps(self) -> int:
         """Steps of all episodes of the dataset."""
         return int(self._source.lengths.sum())
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that changes with the data."""
+        return self._source.fingerprint
 
     @property
     def rows_once(self) -> int:
@@ -167,6 +174,7 @@ class OfflineLive(Evaluates):
 
     def evaluate(self, asked: Evaluation) -> Episodes:
         """Plays it in real environments."""
+        assert self._evaluator is not None
         return self._evaluator.evaluate(asked)
 
     @property
@@ -185,7 +193,8 @@ class OfflineLive(Evaluates):
     def shutdown(self) -> None:
         """Closes environments and files. A second call does nothing."""
         self._installed.close()
-        self._evaluator.shutdown()
+        if self._evaluator is not None:
+            self._evaluator.shutdown()
         self._source.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.agents.agent import Agents
 from penstock.core.batch import AnyBatch, MultiAgentBatch, SampleBatch
 from penstock.core.errors import CheckpointError
+from penstock.core.spec import Share
 from penstock.learn.algorithm import TrainingStep, TrainingStepFn
 from penstock.learn.comm import Comm, gathered
 from penstock.learn.policy_set import AnyPolicy
@@ -67,6 +68,11 @@ class SharedSampler(Evaluates):
         self._ended.append(self._batches * _A_BATCH + order_of_ends(batch, episodes))
         self._batches += 1
         return batch, episodes
+
+    @property
+    def share(self) -> Share:
+        """The own slots among those of all ranks."""
+        return Share(self.first_slot, self._slots[-1].stop)
 
     @property
     def first_slot(self) -> int:
