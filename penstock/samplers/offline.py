@@ -100,7 +100,7 @@ class OfflineSampler(SamplerSettings):
             B = self.B if makes_vector_env(config) else 1  # the training slots of this sampler are never stepped
             evaluator = SerialSampler(T=1, B=B, discount=self.discount).build(config, seed)
             stack.callback(evaluator.shutdown)
-            check_spec(source.spec, evaluator.spec, self.dataset, config.name)
+            check_spec(source.spec, evaluator.spec, f"dataset {self.dataset}", config.name)
             self._check_room(source)
             if self.verify:
                 source.verify(config.checks)
