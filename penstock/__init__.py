@@ -36,6 +36,7 @@ _WHERE = {
     "CpuSampler": "penstock.samplers.cpu",
     "Curriculum": "penstock.run.iteration",
     "CrossQ": "penstock.algos.crossq",
+    "DAgger": "penstock.algos.dagger",
     "DDPG": "penstock.algos.ddpg",
     "DQN": "penstock.algos.dqn",
     "DiscreteSAC": "penstock.algos.discrete_sac",
@@ -49,6 +50,7 @@ _WHERE = {
     "ReplaySchedule": "penstock.replay.replay",
     "Experiment": "penstock.run.experiment",
     "ExportableAgent": "penstock.agents.agent",
+    "GAIL": "penstock.algos.gail",
     "GpuSampler": "penstock.samplers.gpu",
     "GroupComm": "penstock.learn.comm",
     "IMPALA": "penstock.algos.impala",
@@ -111,7 +113,7 @@ _WHERE = {
     "piecewise": "penstock.core.schedule",
     "warmup": "penstock.core.schedule",
     "evaluate": "penstock.run.playing.evaluation",
-    "load": "penstock.run.entry",
+    "load": "penstock.run.checkpoints.load",
     "load_replay": "penstock.run.replays.contents",
     "minibatches": "penstock.learn.rows.minibatch",
     "multi_gpu_train_one_step": "penstock.learn.train_ops",
@@ -165,9 +167,11 @@ if TYPE_CHECKING:
     from penstock.algos.bc import BC as BC
     from penstock.algos.cql import CQL as CQL
     from penstock.algos.crossq import CrossQ as CrossQ
+    from penstock.algos.dagger import DAgger as DAgger
     from penstock.algos.ddpg import DDPG as DDPG
     from penstock.algos.discrete_sac import DiscreteSAC as DiscreteSAC
     from penstock.algos.dqn import DQN as DQN
+    from penstock.algos.gail import GAIL as GAIL
     from penstock.algos.impala import IMPALA as IMPALA
     from penstock.algos.iql import IQL as IQL
     from penstock.algos.mappo import MAPPO as MAPPO
@@ -233,7 +237,7 @@ if TYPE_CHECKING:
         ReplaySchedule as ReplaySchedule,
         ReplaySettings as ReplaySettings,
     )
-    from penstock.run.entry import load as load
+    from penstock.run.checkpoints.load import load as load
     from penstock.run.env_runners.env_runner import EnvRunner as EnvRunner
     from penstock.run.env_runners.group import EnvRunnerGroup as EnvRunnerGroup
     from penstock.run.experiment import Experiment as Experiment, RunConfig as RunConfig

@@ -17,6 +17,8 @@ ALGOS = {
     "ddpg": "penstock.algos.ddpg:DDPG",
     "discrete-sac": "penstock.algos.discrete_sac:DiscreteSAC",
     "dqn": "penstock.algos.dqn:DQN",
+    "dagger": "penstock.algos.dagger:DAgger",
+    "gail": "penstock.algos.gail:GAIL",
     "impala": "penstock.algos.impala:IMPALA",
     "iql": "penstock.algos.iql:IQL",
     "mappo": "penstock.algos.mappo:MAPPO",

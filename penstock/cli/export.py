@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
         import_modules(args.imports, runs=[args.run], trust=args.trust)
     from penstock.learn.export.files import contract_path
     from penstock.learn.policy_set import by_id
-    from penstock.run.entry import load
+    from penstock.run.checkpoints.load import load
     from penstock.run.progress import print_summary
 
     policy = load(args.run, args.which, trust=args.trust)

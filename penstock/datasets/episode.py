@@ -172,12 +172,12 @@ def say_outside(message: str, checks: Checks) -> None:
     )
 
 
-def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> None:
-    """Raises ConfigError, naming the first leaf, if a dataset's spaces differ from the environment's."""
+def check_spec(found: EnvSpec, env: EnvSpec, what: str, env_name: str) -> None:
+    """Raises ConfigError, naming the first leaf, if the spaces of `what`, such as a dataset, are not the environment's."""
     for name, ours, theirs in (("obs", found.obs, env.obs), ("action", found.action, env.action)):
         if tree_structure(ours) != tree_structure(theirs):
             raise ConfigError(
-                f"dataset {dataset} has other spaces than {env_name}: {name} has the leaves {tree_paths(ours)}, the "
+                f"{what} has other spaces than {env_name}: {name} has the leaves {tree_paths(ours)}, the "
                 f"environment's are {tree_paths(theirs)}; use the environment (and wrappers) that it was recorded in"
                 f"{_MASKLESS if isinstance(theirs, dict) and MASK_KEY in theirs else ''}"
             )
@@ -186,7 +186,7 @@ def check_spec(found: EnvSpec, env: EnvSpec, dataset: str, env_name: str) -> Non
             if keys:
                 seen, expected = (getattr(leaf, keys[0]) for leaf in (x, y))
                 raise ConfigError(
-                    f"dataset {dataset} has other spaces than {env_name}: {keys[0]} of {name}{path} is {seen}, "
+                    f"{what} has other spaces than {env_name}: {keys[0]} of {name}{path} is {seen}, "
                     f"the environment's is {expected}; use the environment (and wrappers) that it was "
                     "recorded in"
                 )

@@ -53,7 +53,7 @@ class DatasetWriter:
         if (self.path / INDEX).is_file() and append:
             self._index: dict[str, Any] = read_index(self.path)
             self._stored = (self.path / INDEX).read_bytes()
-            check_spec(EnvSpec.from_plain(self._index["spec"]), spec, str(self.path), env or "the environment")
+            check_spec(EnvSpec.from_plain(self._index["spec"]), spec, f"dataset {self.path}", env or "the environment")
         else:
             check_vacant(self.path)
             columns = {f"obs-{k}": f"obs{path}" for k, path in enumerate(tree_paths(spec.obs))}

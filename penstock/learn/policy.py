@@ -150,6 +150,8 @@ class Policy:
         """The metrics of those that `settle` has found not taken and not yet returned."""
         self._groups = NormGroups()
         self.counts_rows = False  # minibatches are sized by valid rows, see `Policies.min_rows`
+        self.teacher, self.teacher_digest = "", ""
+        """The dataset or policy that the algorithm imitates, and its digest, which a checkpoint must agree with."""
         self.told_of_rates = False  # warned of a step size changed in `param_groups`
         self.images_looked_at = False  # once training has checked the scale of images
         self.progress, self._env_steps = 0.0, 0
@@ -493,6 +495,7 @@ class Policy:
                 "stale_rows": self.stale_rows,
                 "env_steps": self.clock.env_steps,
                 **({} if self.rate is None else {"rate": self.rate.value.item()}),
+                **({"teacher": self.teacher_digest} if self.teacher else {}),
             },
             **({} if self.replay_schedule is None else {"experience": self.replay_schedule.state_dict()}),
         }
@@ -506,6 +509,12 @@ class Policy:
         if missing := [key for key in ("agent", "optimizers", "counters") if key not in state]:
             seen = f"a policy's state has {', '.join(list(state)[:5]) or 'nothing'} and no {' and no '.join(missing)}"
             raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
+        if (taught := state["counters"].get("teacher", "")) != self.teacher_digest:
+            raise CheckpointError(
+                f"{self.teacher or 'the teacher'} is {self.teacher_digest[:12] or 'missing'}, and the checkpoint was "
+                f"written with {taught[:12] or 'none'} (sha256): it has changed, so the run cannot go on as if it had "
+                "not stopped; put the old one back, or start anew with --init"
+            )
         self.load_parameters(state["agent"])
         self._unread, self._refused = [], []
         load_optimizers(self.optimizers, state["optimizers"], self._otherwise_grouped)

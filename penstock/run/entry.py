@@ -1,4 +1,4 @@
-"""Opening of runs: begun from settings, reopened from a directory; and `load`, which returns the policy alone."""
+"""Opening of runs: begun from settings, or reopened from a directory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import functools
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-from torch import Tensor
+from typing import Any
 
 from penstock.core.config import import_object, override, to_plain
 from penstock.core.errors import CheckpointError, ConfigError, PenstockError
-from penstock.core.spec import specs_from_plain
 from penstock.envs.make import EnvConfig, with_added
-from penstock.envs.seats import PolicyMap
-from penstock.learn.algorithm import AgentFn
-from penstock.learn.policy_file import read_policy_file
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy
+from penstock.learn.policy_set import AnyPolicy
 from penstock.run.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from penstock.run.checkpoints.load import load, load_stored, policy_of
 from penstock.run.checkpoints.start import read_start
 from penstock.run.experiment import Experiment
 from penstock.run.files.changes import (
@@ -35,18 +30,15 @@ from penstock.run.files.changes import (
 from penstock.run.files.inits import Init
 from penstock.run.files.lock import RunLock
 from penstock.run.files.rundir import check_free, free_run_dir, make_run_dir, require_same_kernel, write_config
-from penstock.run.files.sizes import check_batch, check_processes, limit_tensor_size
+from penstock.run.files.sizes import check_batch, check_processes
 from penstock.run.files.stored_experiment import (
-    NONE_SUPPLIED,
     OTHERS,
-    StoredConfig,
     Supplied,
     as_checkpoint_error,
     prefix_errors,
     read_config,
 )
 from penstock.run.files.supplied_arguments import warn_of_unstorable
-from penstock.run.files.trust import is_trusted, remember
 from penstock.run.log import CHANGES
 from penstock.run.playing.video import require_ffmpeg
 from penstock.run.tracking.tracker import check_trackers
@@ -132,7 +124,7 @@ def resumed_run(run_dir: Path, changes: Mapping[str, Any] | None, again: Supplie
             with as_checkpoint_error(checkpoint.path, OTHERS):
                 check_batch(exp, config, checkpoint.state["trainer"].get("evaluation"))
             check_processes(exp, config)
-            _policy(config, checkpoint.policy, again)  # networks of forged sizes are refused before any is trained
+            policy_of(config, checkpoint.policy, again)  # networks of forged sizes are refused before any is trained
         with prefix_errors(config.path):
             trainer = Trainer(exp, run_dir)
         with trainer:
@@ -210,53 +202,6 @@ def _refuse_finished(run_dir: Path, checkpoint: Checkpoint, exp: Experiment, sto
         )
 
 
-def load(
-    path: str | Path,
-    which: str = "last",
-    *,
-    agent: AgentFn | None = None,
-    policy_mapping_fn: PolicyMap | None = None,
-    device: str = "cpu",
-    trust: bool = False,
-) -> LoadedPolicy:
-    """The policy of a run or of a file of `policy.save`, without its environment: `load("runs/a").predict(obs)`.
-
-    With many agents it is a `PolicySet`, the policies by id: `load("runs/a")["shared"]`, and
-    `load("runs/a").predict(obs, agent="player_0")`.
-
-    Args:
-        path: a run directory, a file in .safetensors, or a policy on the Hugging Face Hub, `hf:user/name` (extra hub).
-        which: "last", "best" by evaluation, or the step of a checkpoint; of a run.
-        agent, policy_mapping_fn: the agent function or the mapping again, where it could not be stored (a lambda);
-            another one than was stored is refused.
-        trust: allow importing the algorithm and agent that the run names; not needed for built-in ones, nor for your
-            own runs (docs/security.md).
-    """
-    again = Supplied(agent=agent, policy_mapping_fn=policy_mapping_fn)
-    on_hub = isinstance(path, str) and path.startswith("hf:")
-    if on_hub or Path(path).suffix == ".safetensors":
-        if which != "last":
-            raise ConfigError(f"load({str(path)!r}, which={which!r}); a file holds one policy: leave `which` out")
-        if on_hub:
-            from penstock.run.sharing.hub import fetch_policy  # it needs `load`
-
-            path = fetch_policy(str(path))
-        return cast(LoadedPolicy, _of_file(Path(path), again, device, trust))
-    return cast(LoadedPolicy, _load(read_config(Path(path), trust), which, again, device)[0])
-
-
-def _of_file(path: Path, again: Supplied, device: str, trust: bool) -> AnyPolicy:
-    """The policy in a file of `policy.save`, by the rules of a run directory."""
-    file = read_policy_file(path)
-    if trust:
-        remember(path, file.digest)
-    plain = {"algo": file.plain, "run": {"seed": file.seed}}
-    with as_checkpoint_error(path), prefix_errors(path):
-        spec = specs_from_plain(file.spec)
-    vouched = trust or is_trusted(path, file.digest)
-    return _policy(StoredConfig(path, plain, spec, file.digest, vouched), file.parameters, again, device)
-
-
 def open_policy(
     run_dir: Path,
     which: str,
@@ -276,30 +221,5 @@ def open_policy(
     if not stored.trusted:
         check_batch(exp, stored)
     config = exp.env_config
-    policy, step = _load(stored, which)
+    policy, step = load_stored(stored, which)
     return policy, step, exp, with_added(config, env_kwargs, env_options)
-
-
-def _load(
-    stored: StoredConfig, which: str, again: Supplied = NONE_SUPPLIED, device: str = "cpu"
-) -> tuple[AnyPolicy, int]:
-    """The policy of a run, and the step of the checkpoint that it is of."""
-    stored.algorithm(again)  # first what may not be imported, then what cannot be read
-    checkpoint = load_checkpoint(find_checkpoint(stored.path.parent, which))
-    return _policy(stored, checkpoint.policy, again, device), checkpoint.step
-
-
-def _policy(stored: StoredConfig, parameters: Mapping[str, Tensor], again: Supplied, device: str = "cpu") -> AnyPolicy:
-    """The policy with these parameters; one of a stranger's makes no tensor that is larger than all that are stored."""
-    algo = stored.algorithm(again)
-    with as_checkpoint_error(stored.path):
-        seed = int(stored.plain["run"]["seed"])
-    if stored.trusted:
-        policy: AnyPolicy = algo.build(stored.spec, seed=seed, device=device)
-    else:
-        limit = limit_tensor_size(parameters, stored.path)
-        with as_checkpoint_error(stored.path), prefix_errors(stored.path), limit:
-            policy = algo.build(stored.spec, seed=seed, device=device)
-    with as_checkpoint_error(stored.path):
-        policy.load_parameters(parameters)
-    return policy

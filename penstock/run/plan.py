@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from penstock.agents.parameters import require_device
@@ -12,18 +14,20 @@ from penstock.agents.preparation import RewardScaler
 from penstock.core import VERSION
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import Schedule, schedule_value
-from penstock.core.spec import WHOLE, BatchSpec, Share, Specs
+from penstock.core.spec import SHARED, WHOLE, BatchSpec, Share, Specs
 from penstock.core.tree import Tree
+from penstock.datasets.reader import open_dataset
 from penstock.envs.check import EnvReport
 from penstock.envs.make import EnvConfig
 from penstock.envs.seats import Seating
 from penstock.learn.policies import for_agents
 from penstock.learn.policy import Policy
-from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, trained_policies
+from penstock.learn.policy_set import AnyPolicy, LoadedPolicy, agents_of, by_id, trained_policies
 from penstock.learn.train_ops import keep_dataset
 from penstock.processes.fork_client import end_ahead
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.run.bench.cache import auto_sampler
+from penstock.run.checkpoints.load import load
 from penstock.run.experiment import Experiment
 from penstock.run.playing.evaluator import Evaluator, check_fits
 from penstock.samplers.acting_agents import ActingAgents
@@ -125,14 +129,22 @@ class Plan:
         B = self.fragment.B
         return [replace(self, share=self.share.part(i * B, runners * B)) for i in range(runners)]
 
+    def build_policy(self, device: str | None = None) -> LoadedPolicy:
+        """A new policy on a device, by default the run's, taught by what its algorithm imitates, if anything."""
+        device = device or self.exp.run.device
+        policy: LoadedPolicy = self.algo.build(self.specs, seed=self.seed, device=device)
+        for name, trained in trained_policies(policy).items():
+            _teach(name, _algo_of(self.exp.algo, name), trained, self.env, device)
+        return policy
+
     def make_policy(self, device: str | None = None) -> LoadedPolicy:
-        """A new policy on a device, by default the run's, at the start of its schedules.
+        """`build_policy` at the start of the run's schedules.
 
         Raises:
             ConfigError: it does not learn from what the sampler collects, or the environment of evaluations has other
                 spaces.
         """
-        policy: LoadedPolicy = self.algo.build(self.specs, seed=self.seed, device=device or self.exp.run.device)
+        policy = self.build_policy(device)
         policy.set_progress(0.0)
         if self.held_out is not None:
             check_fits(self.eval_env, self.eval_seating, policy)
@@ -215,6 +227,34 @@ class Plan:
         return self.sampler.spec
 
 
+def _algo_of(algo: Any, name: str) -> Any:
+    """The algorithm of one policy of a run."""
+    algos: Mapping[str, Any] = getattr(algo, "algos", {})
+    return algos.get(name, algo)
+
+
+def _teach(policy_id: str, algo: Any, policy: Policy, env: EnvConfig, device: str) -> None:
+    """Opens the dataset or run that an algorithm names as its teacher (`taught_by`), if it does.
+
+    Raises:
+        ConfigError, CheckpointError: it names none, or one that is missing, damaged or of other spaces.
+    """
+    kind: str = getattr(algo, "taught_by", "")
+    if not kind:
+        return
+    name = type(algo).__name__
+    if not (path := getattr(algo, kind)):
+        of = "a dataset's folder" if kind == "dataset" else "a run's directory, or a file of policy.save"
+        raise ConfigError(f"{name} with {kind}='', so there is nothing to imitate; expected {of}: --algo.{kind} PATH")
+    if kind == "expert":
+        experts = by_id(load(Path(path).expanduser(), device=device))
+        algo.teach(policy, experts.get(policy_id or SHARED, experts))
+        return
+    with contextlib.closing(open_dataset(Path(path).expanduser(), env.drop, env.text)) as source:
+        source.verify(env.checks)
+        algo.teach(policy, source)
+
+
 def _seated(algo: Any, config: EnvConfig, report: EnvReport) -> tuple[EnvConfig, Seating]:
     """The environment with a seat for every agent where there are many, and who plays in it."""
     if report.agents is not None and config.seating is None:
@@ -238,13 +278,12 @@ def _check_sources(algo: Any, settings: SamplerSettings, policy: AnyPolicy) -> N
 
     Checks every policy that learns; with several, the message names the one that does not fit.
     """
-    algos: Mapping[str, Any] = getattr(algo, "algos", {})
     for name, trained in trained_policies(policy).items():
         try:
             schedule = trained.replay_schedule
             kept = None if schedule is None else schedule.replay.settings.dataset
-            check_teacher(algos.get(name, algo), settings, kept)
-            _check_stale(algos.get(name, algo), settings, trained)
+            check_teacher(_algo_of(algo, name), settings, kept)
+            _check_stale(_algo_of(algo, name), settings, trained)
             if name in getattr(algo, "min_rows", ()):
                 _check_whole(settings)
         except ConfigError as error:

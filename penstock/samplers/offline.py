@@ -129,7 +129,7 @@ class OfflineSampler(SamplerSettings):
         share: Share,
     ) -> OfflineLive:
         """The live sampler of a dataset that fits the environment and, with `verify`, is whole."""
-        check_spec(source.spec, spec, self.dataset, config.name)
+        check_spec(source.spec, spec, f"dataset {self.dataset}", config.name)
         self._check_room(source)
         if self.verify:
             source.verify(config.checks)

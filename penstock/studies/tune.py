@@ -19,8 +19,9 @@ from penstock.core.files import require_name
 from penstock.core.limits import require_whole
 from penstock.core.machine import read_machine
 from penstock.core.spec import specs_from_plain, specs_to_plain
+from penstock.run.checkpoints.load import load
 from penstock.run.checkpoints.start import read_start
-from penstock.run.entry import check_code, load
+from penstock.run.entry import check_code
 from penstock.run.experiment import Experiment
 from penstock.run.files.inits import Init, absolute, read, words_of
 from penstock.run.files.lock import RunLock

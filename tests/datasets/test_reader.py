@@ -253,11 +253,11 @@ def test_columns_stay_the_same(tmp_path: Path) -> None:
 
 
 def test_other_spaces_are_named_by_their_leaf() -> None:
-    check_spec(SPEC, SPEC, "d", "Toy-v0")
+    check_spec(SPEC, SPEC, "dataset d", "Toy-v0")
     for other, message in (
         (replace(SPEC, obs=BOX), r"obs has the leaves .*'a'.*the environment's are \[''\]"),
         (replace(SPEC, obs={**SPEC.obs, "a": replace(BOX, shape=(3,))}), r"shape of obs\['a'\] is \(2,\), the environment's is \(3,\)"),
         (replace(SPEC, action=replace(BOX, dtype="float64")), "dtype of action is float32, the environment's is float64"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"dataset d has other spaces than Toy-v0: {message}"):
-            check_spec(SPEC, other, "d", "Toy-v0")
+            check_spec(SPEC, other, "dataset d", "Toy-v0")

@@ -186,4 +186,4 @@ def test_they_are_a_warning_of_the_check_and_none_is_for_frozen_ones() -> None:
 
 def test_a_dataset_without_masks_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="by env_mask=''"):
-        check_spec(check_env("CartPole-v1").spec, check_env(Choosy).spec, "d", "Choosy")
+        check_spec(check_env("CartPole-v1").spec, check_env(Choosy).spec, "dataset d", "Choosy")

@@ -80,7 +80,7 @@ class EnvRunner:
         """The algorithm's policy, of many agents the PolicySet; built when it is first asked for."""
         if self._policy is None:
             plan = self._plan
-            policy: LoadedPolicy = plan.algo.build(plan.specs, seed=plan.seed)
+            policy: LoadedPolicy = plan.build_policy("cpu")
             for one in by_id(policy).values():
                 one.clock.begin(plan.exp.run.steps)
                 if one not in trained_policies(policy).values():

@@ -18,7 +18,7 @@ from penstock.envs.builtin import harmless_kwarg, is_builtin_env, is_builtin_mod
 _ENVS, _KWARGS = ("env", "eval_env"), ("kwargs", "options", "env_kwargs", "env_options", "eval_env_kwargs")
 _PLAIN = ("info_keys", "stop", "terminal_info")
 """Settings with keys and metrics as texts, which may hold slashes and colons."""
-_FILES = ("dir", "dataset", "trace")
+_FILES = ("dir", "dataset", "expert", "trace")
 _DEVICE = re.compile(r"(cpu|mps|cuda)(:\d+)?")
 _MOST, _LONGEST = 20, 300
 """Parts that a message names, and characters of each."""

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, EnvWorkerError, MissingExtraError
 from penstock.core.limits import require_whole
 from penstock.envs.make import EnvConfig, as_env_config, with_added
 from penstock.envs.shutdown import close_env
-from penstock.run.entry import load
+from penstock.run.checkpoints.load import load
 from penstock.run.playing.evaluation import opened
 from penstock.run.playing.evaluator import seated_for
 from penstock.run.playing.show import Film, Window, WindowClosedError, can_open_window, play_shown

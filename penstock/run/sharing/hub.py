@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.core.errors import CheckpointError, ConfigError, MissingExtraError, PenstockError
 from penstock.core.files import require_name
 from penstock.learn.policy_file import read_policy_file
-from penstock.run.entry import load
+from penstock.run.checkpoints.load import load
 from penstock.run.sharing.card import CARD, CONTRACT, POLICY, write_bundle
 
 SCHEME = "hf:"
