@@ -257,8 +257,8 @@ def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
     if hasattr(type(settings), "__former__"):
         from penstock.core.names.renamed import current_name
 
-        name = type(settings).__name__
-        changes = [([current_name(type(settings), keys[0], f"{name}."), *keys[1:]], *rest) for keys, *rest in changes]
+        cls = type(settings)
+        changes = [([current_name(cls, k[0], f"{cls.__name__}."), *k[1:]], path, value) for k, path, value in changes]
     changed: dict[str, Any] = {}
     for key in dict.fromkeys(keys[0] for keys, _, _ in changes):
         mine = [(keys[1:], path, value) for keys, path, value in changes if keys[0] == key]

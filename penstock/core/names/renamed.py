@@ -95,7 +95,7 @@ def _with_current_names(call: Any, names: Mapping[str, Former], at: str) -> Any:
             given[new] = given.pop(old)
         return call(*args, **given)
 
-    translated.takes_former_names = True  # pyright: ignore[reportFunctionMemberAccess]
+    translated.takes_former_names = True  # pyright: ignore[reportAttributeAccessIssue]
     return translated
 
 
