@@ -134,6 +134,8 @@ _WHERE = {
     "tune": "penstock.studies.tune",
     "wrap_as_needed": "penstock.core.batch_parts",
 }
+_FORMER: dict[str, tuple[str, str]] = {}
+"""Former public names, each with the new one and the first version without the old one: `{"Old": ("New", "0.4")}`."""
 _MODULES = (
     "actors",
     "agents",
@@ -280,6 +282,13 @@ def __getattr__(name: str) -> Any:
 
             if not isinstance(vars(found).get("__doc__"), FieldTexts):
                 found.__doc__ = FieldTexts(found)  # pyright: ignore[reportAttributeAccessIssue]
+        return found
+    if name in _FORMER:
+        from penstock.core.names.renamed import warn_renamed
+
+        new, gone_in = _FORMER[name]
+        found = __getattr__(new)  # first, since it imports packages that make Python forget what it has warned of
+        warn_renamed(f"ps.{name}", f"ps.{new}", gone_in)
         return found
     if name in _MODULES:
         return importlib.import_module(f"penstock.{name}")

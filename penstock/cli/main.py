@@ -108,7 +108,8 @@ def _in_a_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Warnings as the command line shows them: those of penstock without the source, which a user need not know."""
-    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+    ours = Path(filename).is_relative_to(Path(__file__).parents[1]) or filename == sys.argv[0]
+    if ours and category in (UserWarning, FutureWarning):
         return f"penstock: warning: {message}\n"
     return _as_python_does(message, category, filename, lineno, line)
 

@@ -44,6 +44,10 @@ def located(settings: Any, option: str) -> tuple[str, Any] | None:
                 return (".".join([*keys, *parts[i:]]), Any) if keys else None  # a policy that is not there
             hint, value = Any, value[key]
         elif is_dataclass(value):
+            if key in getattr(type(value), "__former__", ()):
+                from penstock.core.names.renamed import current_name
+
+                key = current_name(type(value), key, ".".join(["--", *keys, ""]).replace("--.", "--"))
             if key not in type(value).__dataclass_fields__:
                 return None
             hint = get_type_hints(type(value))[key]

@@ -53,7 +53,11 @@ def _known_names(cls: type[S], *args: object, **given: object) -> S:
     """
     known = [f.name for f in dataclasses.fields(cls) if f.init]  # pyright: ignore[reportArgumentType]
     for name in given:
-        if name not in known:
+        if name in getattr(cls, "__former__", ()):
+            from penstock.core.names.renamed import take_former_names
+
+            take_former_names(cls)
+        elif name not in known:
             from penstock.core.names.hints import hint  # it reads a file
 
             raise ConfigError(f"{cls.__name__} has no setting {name!r}; {hint(name, cls)}")
@@ -185,7 +189,9 @@ def from_plain(plain: Any) -> Any:
                 )
             cls = import_object(plain["class"])
             known = {f.name: f for f in dataclasses.fields(cls)}
-            given = {key: from_plain(item) for key, item in plain.items() if key != "class"}
+            renamed: Mapping[str, Any] = getattr(cls, "__former__", {})
+            given = {renamed[key].new if key in renamed else key: from_plain(item) for key, item in plain.items()}
+            given.pop("class")
             for key in given:
                 if key not in known:
                     raise ConfigError(f"stored settings of {cls.__name__} name {key!r}; {nearest(key, known)}")
@@ -248,6 +254,11 @@ def keys_at(settings: Any, keys: list[str]) -> list[str]:
 def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
     """The settings with changes (keys, path, value), all at once: checks of several fields see them together."""
     changes = [(keys_at(settings, keys), path, value) for keys, path, value in changes]
+    if hasattr(type(settings), "__former__"):
+        from penstock.core.names.renamed import current_name
+
+        cls = type(settings)
+        changes = [([current_name(cls, k[0], f"{cls.__name__}."), *k[1:]], path, value) for k, path, value in changes]
     changed: dict[str, Any] = {}
     for key in dict.fromkeys(keys[0] for keys, _, _ in changes):
         mine = [(keys[1:], path, value) for keys, path, value in changes if keys[0] == key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 
@@ -89,6 +90,14 @@ def words_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception as worse:
         return f"{type(error).__name__}, whose own __str__ raises {type(worse).__name__}"
+
+
+def depth_of_user() -> int:
+    """The `stacklevel` for a warning of the function that calls this, to name the nearest line outside penstock."""
+    frame, level = sys._getframe(), 0  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":
+        frame, level = frame.f_back, level + 1
+    return max(level, 1)
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import signal
 import sys
 import time
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from penstock.core.config import import_object, to_plain
-from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, PenstockError
+from penstock.core.errors import CheckpointError, ConfigError, LearnerLostError, PenstockError, depth_of_user
 from penstock.envs.seats import PolicyMap
 from penstock.learn.algorithm import AgentFn, ResultDict
 from penstock.learn.policy_set import LoadedPolicy
@@ -550,7 +549,7 @@ class Run:
     def _say(self, text: str) -> None:
         """Shows a message in the display, or as a warning without a display."""
         if self.trainer.exp.run.progress == "off":
-            warnings.warn(text, stacklevel=_depth_of_user())
+            warnings.warn(text, stacklevel=depth_of_user())
         else:
             self._progress.note(text)
 
@@ -583,14 +582,6 @@ class _Phase(Enum):
     TRAINING = "in an iteration, or beginning anew"
     OVER = "after its with, or before that has come up"
     FAILED = "after an error in its with"
-
-
-def _depth_of_user() -> int:
-    """The `stacklevel` for a warning of the function that calls this, to name the nearest line outside penstock."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":
-        frame, level = frame.f_back, level + 1
-    return max(level, 1)
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,1 +1,1 @@
-"""Unknown names of settings and the settings they mean: hints, and the names of other libraries as data."""
+"""Names that are not ours, or no longer: hints at what is meant, names of other libraries as data, former names."""

@@ -49,6 +49,9 @@ def declared(path: str) -> Any:
         made.append((entry.target.id, source.value(entry.annotation), default))
     cls = dataclasses.make_dataclass(name, made, bases=bases, namespace={"__post_init__": check_limits}, frozen=True)
     cls.__module__, cls.__doc__ = module, ast.get_docstring(node)
+    for expr in node.decorator_list:
+        if ast.unparse(expr).startswith("renamed("):
+            cls = source.value(expr)(cls)
     source[name] = cls
     return cls
 
