@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.core.batch import TrainBatch
 from penstock.core.errors import NonFiniteError
 from penstock.learn.algorithm import Loss
-from penstock.learn.optimizers import Adam, RMSprop, take_step
+from penstock.learn.optimizers import Adam, RAdam, RMSprop, take_step
 from penstock.learn.step.gradients import gradients_of, set_gradients
 from penstock.tensor_envs import CartPole, TensorToy
 from tests.far import WAITS, Far, install
@@ -57,6 +57,7 @@ RUNS: dict[str, tuple[Any, Any]] = {
         ps.PPO(epochs=4, minibatch=32, net=ps.Net(hidden=(16,), normalize_obs=True, normalize_reward=True)),
     ),
     "a2c": (CartPole, ps.A2C(net=SMALL)),
+    "pqn": (CartPole, ps.PQN(epochs=3, minibatch=32, net=SMALL)),
     "dqn": (CartPole, ps.DQN(**REPLAY, epsilon=0.1, replay=HELD)),
     "sac": (Reach, ps.SAC(**REPLAY, replay=HELD)),
 }
@@ -90,6 +91,7 @@ MAKE: dict[str, Any] = {
     "adam": lambda p: Adam(p, lr=0.1, eps=1e-5),
     "adamw": lambda p: Adam(p, lr=0.1, weight_decay=0.1, decoupled=True),
     "rmsprop": lambda p: RMSprop([{"params": list(p)}], lr=0.1, alpha=0.99, eps=1e-5, foreach=True),
+    "radam": lambda p: RAdam([{"params": list(p)}], lr=0.1, betas=(0.8, 0.6), eps=1e-5, weight_decay=0.1, foreach=True),
     "torch's fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
     "one's own": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }
@@ -191,7 +193,7 @@ def main() -> None:
             "waits": {name: {T: waits(*run, T) for T in (8, 12)} for name, run in runs.items()},
             "steps": {
                 f"{kind}, {more}": [steps(kind, device, **how) for device in ("far", "cpu")]
-                for kind in (("adam", "rmsprop") if some else MAKE)
+                for kind in (("adam", "rmsprop", "radam") if some else MAKE)
                 for more, how in HOW.items()
             },
             "errors": errors(),

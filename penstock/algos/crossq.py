@@ -224,7 +224,7 @@ class CrossQ(SAC):
     lr: Rate = 1e-3
     """Adam's step size, usually 3e-4 to 1e-3; 1e-3 in the paper."""
     beta1: Unit = 0.5
-    """Adam's decay of running gradients, less than 1; 0.5 in the paper, without which steps overshoot."""
+    """Decay of running gradients in adam, adamw and radam, less than 1; 0.5 in the paper, or steps overshoot."""
     policy_delay: Count = 3
     """Gradient steps of the critics for each step of actor and temperature; 3 in the paper."""
     warmup_updates: Whole = 100_000
@@ -241,6 +241,11 @@ class CrossQ(SAC):
         if self.beta1 == 1.0:
             raise ConfigError(
                 "beta1=1.0, by which running gradients would never move; expected less, usually 0.5 to 0.9"
+            )
+        if self.optimizer == "rmsprop" and self.beta1 != CrossQ.beta1:
+            raise ConfigError(
+                f"beta1={self.beta1} with optimizer='rmsprop', which averages no gradients; leave it out, or use "
+                "optimizer='adam', 'adamw' or 'radam'"
             )
         if self.max_grad_norm is not None:
             raise ConfigError(f"max_grad_norm={self.max_grad_norm} with CrossQ, whose moments it would scale; use None")

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.agents.agent import Agent
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.learn.algorithm import Optimizer, Optimizers
+from penstock.learn.step.gradients import wide
 from penstock.native import updates
 
 OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
@@ -43,7 +44,7 @@ def make_optimizer(
 
     RMSprop has the alpha of OpenAI baselines' A2C, 0.99, and torch's form: eps is added to the root of the mean
     square, which starts at 0. In A3C's appendix (Mnih et al. 2016) and in TensorFlow's, theirs, it is added under it.
-    RAdam (Liu et al. 2020) is torch's.
+    RAdam (Liu et al. 2020) is torch's. Adam, AdamW and RAdam decay running gradients by `settings.beta1`, else 0.9.
 
     Args:
         lr: of these parameters; None for `settings.lr`, whose schedule it follows in proportion.
@@ -59,10 +60,10 @@ def make_optimizer(
     if kind == "rmsprop":
         group = {"params": list(parameters), "lr_scale": own / of_all}
         return RMSprop([group], lr=own, alpha=0.99, eps=eps, weight_decay=decay, foreach=True)
+    betas = getattr(settings, "beta1", 0.9), 0.999
     if kind == "radam":
         group = {"params": list(parameters), "lr_scale": own / of_all}
-        return torch.optim.RAdam([group], lr=own, eps=eps, weight_decay=decay, foreach=True)
-    betas = getattr(settings, "beta1", 0.9), 0.999
+        return RAdam([group], lr=own, betas=betas, eps=eps, weight_decay=decay, foreach=True)
     how: Any = {"betas": betas, "eps": eps, "lr_scale": own / of_all, "weight_decay": decay}
     return Adam(parameters, lr=own, **how, decoupled=kind == "adamw")
 
@@ -242,11 +243,77 @@ class RMSprop(torch.optim.RMSprop):
         """torch's step, taken back where `refused`: its kernels know no flag."""
         for p in held:  # a loaded count lies on the host
             self.state[p]["step"] = self.state[p]["step"].to(p.device)
-        changed = [x for p in held for x in (p, self.state[p]["square_avg"], self.state[p]["step"])]
-        before = [x.clone() for x in changed]
-        super().step()
-        for x, old in zip(changed, before):
-            x.copy_(torch.where(refused, old, x))
+        with _taken_back(refused, [x for p in held for x in (p, self.state[p]["square_avg"], self.state[p]["step"])]):
+            super().step()
+
+
+class RAdam(torch.optim.RAdam):
+    """torch's; where a flag on a device says whether to step, the same equations with counts on the device.
+
+    torch reads counts on the host, where nobody knows how many steps were taken, or with `capturable` computes float32
+    corrections on CUDA alone.
+    """
+
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.found_inf is None:
+            for state in self.state.values():  # a count of steps with a flag lies on the device
+                state["step"] = state["step"].cpu()
+            super().step()
+            return
+        for group in self.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            for p in held:
+                if not self.state[p]:
+                    averages = [torch.zeros_like(p, memory_format=torch.preserve_format) for _ in range(2)]
+                    self.state[p] = {"step": torch.zeros(()), "exp_avg": averages[0], "exp_avg_sq": averages[1]}
+                self.state[p]["step"] = self.state[p]["step"].to(p.device)
+            states = [self.state[p] for p in held]
+            each = zip(*([p, s["exp_avg"], s["exp_avg_sq"], s["step"]] for p, s in zip(held, states)))
+            changed = [list(x) for x in each]
+            if changed:
+                with _taken_back(self.found_inf > 0.0, [x for kind in changed for x in kind]):
+                    _radam(group, _gradients(held), *changed)
+
+
+def _radam(
+    group: Mapping[str, Any],
+    gradients: list[Tensor],
+    params: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+) -> None:
+    """One step of RAdam (Liu et al. 2020, algorithm 2) in torch's order, so with its bits, without a number read."""
+    (beta1, beta2), lr = group["betas"], group["lr"]
+    f: Any = torch
+    f._foreach_add_(steps, 1.0)
+    if group["weight_decay"]:
+        gradients = f._foreach_add(gradients, params, alpha=group["weight_decay"])
+    f._foreach_lerp_(averages, gradients, 1.0 - beta1)
+    f._foreach_mul_(squares, beta2)
+    f._foreach_addcmul_(squares, gradients, gradients, 1.0 - beta2)
+    t, limit = wide(torch.stack(steps)), 2.0 / (1.0 - beta2) - 1.0
+    rho = limit - 2.0 * t * beta2**t / (1.0 - beta2**t)
+    rect = ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)).sqrt()
+    adapts, unbiased = rho > 5.0, 1.0 - beta1**t
+    plain = torch.where(adapts, 0.0, -lr / unbiased).to(params[0].dtype)
+    adaptive = torch.where(adapts, -(1.0 - beta2**t).sqrt() * (lr * rect / unbiased), 0.0).to(params[0].dtype)
+    rates = f._foreach_add(f._foreach_sqrt(squares), group["eps"])
+    rates = f._foreach_reciprocal(f._foreach_div(rates, list(adaptive)))
+    f._foreach_addcmul_(params, averages, f._foreach_add(rates, list(plain)))
+
+
+@contextlib.contextmanager
+def _taken_back(refused: Tensor, changed: list[Tensor]) -> Generator[None, None, None]:
+    """Tensors changed within are as before where `refused`, a bool scalar on their device."""
+    before = [x.clone() for x in changed]
+    yield
+    for x, old in zip(changed, before):
+        x.copy_(torch.where(refused, old, x))
 
 
 @contextlib.contextmanager

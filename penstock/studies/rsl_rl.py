@@ -104,13 +104,13 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
     T = given.whole("num_steps_per_env", 24)
     algo: dict[str, Any] = {"name": "ppo", **_algorithm(given, T * num_envs, missing), "net": _networks(given, missing)}
     run: dict[str, Any] = {}
-    for ours, theirs, scale in (
-        ("steps", "max_iterations", T * num_envs),
-        ("seed", "seed", 1),
-        ("checkpoint_interval", "save_interval", T * num_envs),
+    for ours, theirs, scale, least in (
+        ("steps", "max_iterations", T * num_envs, 1),
+        ("seed", "seed", 1, -1),
+        ("checkpoint_interval", "save_interval", T * num_envs, 1),
     ):
         if (value := given.take(theirs)) is not None:
-            run[ours] = int(_number(theirs, value)) * scale
+            run[ours] = _whole(theirs, value, least) * scale
     if run.get("seed", 0) < 0:
         missing["seed"] = f"{run.pop('seed')}, which stands for a random one; 0 unless run.seed is set"
     if (device := given.take("device")) is not None:
@@ -248,10 +248,10 @@ def _number(name: str, value: Any) -> float:
         raise ConfigError(f"{name}={value!r}; expected a number") from error
 
 
-def _whole(name: str, value: Any) -> int:
+def _whole(name: str, value: Any, least: int = 1) -> int:
     found = _number(name, value)
-    if not (found >= 1.0 and found.is_integer()):
-        raise ConfigError(f"{name}={value!r}; expected a whole number of 1 or more")
+    if not (found >= least and found.is_integer()):
+        raise ConfigError(f"{name}={value!r}; expected a whole number of {least} or more")
     return int(found)
 
 

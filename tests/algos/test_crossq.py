@@ -144,8 +144,11 @@ def test_there_are_no_target_networks() -> None:
     policy: Any = CFG.build(SPEC)
     assert not any(name.startswith("target") for name in policy.agent.state_dict())
     assert {"critic", "actor", "moments"} <= policy.optimizers.keys()
-    betas = [group["betas"] for name in ("critic", "actor") for group in policy.optimizers[name].param_groups]
-    assert betas == [(0.5, 0.999)] * 2
+    for kind in ("adam", "radam"):
+        policy = replace(CFG, optimizer=kind).build(SPEC)
+        betas = [group["betas"] for name in ("critic", "actor") for group in policy.optimizers[name].param_groups]
+        assert betas == [(0.5, 0.999)] * 2
+    assert replace(CFG, optimizer="rmsprop").beta1 == 0.5  # of no effect
 
 
 @pytest.mark.slow
@@ -184,6 +187,7 @@ def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
         ({"net": ps.Net(use_sde=True)}, r"CrossQ with .*net.use_sde=True"),
         ({"net": ps.Net(init="orthogonal")}, r"CrossQ with .*net.init='orthogonal'"),
         ({"beta1": 1.0}, r"beta1=1.0, by which running gradients would never move; expected less"),
+        ({"beta1": 0.7, "optimizer": "rmsprop"}, r"beta1=0.7 with optimizer='rmsprop', which averages no gradients; leave"),
         ({"beta1": "linear(0.9, 0.5)"}, r"beta1='linear.*expected float"),
     ],
 )

@@ -203,6 +203,11 @@ def test_what_is_no_config_of_ppo_is_refused() -> None:
         (changed("algorithm.num_mini_batches", 0), "num_mini_batches=0; expected a whole number of 1 or more"),
         (changed("num_steps_per_env", 2.5), "num_steps_per_env=2.5; expected a whole number of 1 or more"),
         (changed("max_iterations", "all"), "max_iterations='all'; expected a number"),
+        (changed("max_iterations", math.inf), "max_iterations=inf; expected a whole number of 1 or more"),
+        (changed("save_interval", math.nan), "save_interval=nan; expected a whole number of 1 or more"),
+        (changed("seed", 0.5), "seed=0.5; expected a whole number of -1 or more"),
+        (changed("seed", [1]), r"seed=\[1\]; expected a number"),
+        (changed("seed", -math.inf), "seed=-inf; expected a whole number of -1 or more"),
     ):
         with pytest.raises(ConfigError, match=match):
             converted(config, B)
