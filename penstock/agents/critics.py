@@ -135,10 +135,17 @@ def least(stack: nn.Module, features: Tensor, action: Tensor, of: int | None = N
     """[N] the least over the first `of` networks (None: all) of their one output for the inputs [features, action].
 
     For a plain `StackedMLP` only the action gets a gradient: other products are skipped, and each row runs back through
-    the one network that gave its minimum.
+    the one network that gave its minimum. The weights of a plain `SideBySide` get none either.
     """
     if not is_plain(stack, StackedMLP):
-        return stack(torch.cat([features, action], -1))[:of].squeeze(-1).amin(0)
+        held = [p for p in stack.parameters() if p.requires_grad] if is_plain(stack, SideBySide) else []
+        for p in held:  # so that no gradient of a weight is computed, which nobody asks for
+            p.requires_grad_(False)
+        try:
+            return stack(torch.cat([features, action], -1))[:of].squeeze(-1).amin(0)
+        finally:
+            for p in held:
+                p.requires_grad_(True)
     plain: Any = stack
     weights, norms = ([p.detach()[:of] for p in held] for held in (plain.weights(), plain.norms()))
     if not (plain.is_relu and _runs_fused(features, action, weights, norms)):

@@ -313,10 +313,17 @@ class _NativeChain(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         n, m = ctx.layers, ctx.normed  # norms, and as many tensors that they kept
         outputs, norms, kept, weights = saved[:n], saved[n : n + m], saved[n + m : n + 2 * m], saved[n + 2 * m :]
-        into = [t for w in weights for t in (torch.empty_like(w), w.new_empty(len(w)))]
-        into += [torch.empty_like(p) for p in norms]
+        trains = any(ctx.needs_input_grad[4:])
+        into = [t for w in weights for t in (torch.empty_like(w), w.new_empty(len(w)))] if trains else None
+        into = into and [*into, *(torch.empty_like(p) for p in norms)]
         how = ctx.activation, ctx.activated, outputs, upstream[0], into, ctx.needs_input_grad[0]
-        return dense.backward(x, weights, *how, norms=norms, kept=kept), None, None, None, *into
+        return (
+            dense.backward(x, weights, *how, norms=norms, kept=kept),
+            None,
+            None,
+            None,
+            *(into or (None,) * (2 * n + m)),
+        )
 
 
 def relu_backward(gradient: Tensor, output: Tensor, own: bool) -> Tensor:

@@ -545,5 +545,5 @@ class Policy:
         except RuntimeError as error:
             raise CheckpointError(
                 f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
-                "were net (its widths, net.norm), spaces or the algorithm changed?"
+                "were net (its widths, net.norm, net.block), spaces or the algorithm changed?"
             ) from error

@@ -166,6 +166,9 @@ ALGOS: dict[str, tuple[Any, EnvSpec]] = {
     "sac": (ps.SAC(), BOXES),
     "td3": (ps.TD3(), BOXES),
     "cql": (ps.CQL(), BOXES),
+    "pqn": (ps.PQN(net=ps.Net()), CHOICES),
+    "pqn gru": (ps.PQN(net=ps.Net(recurrent="gru")), CHOICES),
+    "tqc": (ps.TQC(quantiles=5), BOXES),
 }
 
 
@@ -189,17 +192,26 @@ def test_agents_of_every_algorithm_hold_to_their_contract_with_norms(name: str, 
     policy, plain = change(algo).build(spec, 0), algo.build(spec, 0)
     assert any("norm" in x for x, _ in policy.agent.named_parameters())
     assert not any("norm_" in x or "norms" in x for x, _ in plain.agent.named_parameters())
-    check_agent(policy.agent, spec, explores=name not in ("noisy", "sac", "td3", "cql"))
+    check_agent(policy.agent, spec, explores=name not in ("noisy", "sac", "td3", "cql", "tqc"))
 
 
-@pytest.mark.parametrize("name", ALGOS)
-def test_parameters_without_norms_do_not_load_into_a_net_with_them(name: str) -> None:
+@pytest.mark.parametrize("change", [normed, with_blocks])
+@pytest.mark.parametrize("name", [name for name in ALGOS if name != "noisy"])
+def test_parameters_without_norms_do_not_load_into_a_net_with_them(name: str, change: Any) -> None:
     algo, spec = ALGOS[name]
-    plain, policy = algo.build(spec, 0), normed(algo).build(spec, 0)
-    with pytest.raises(CheckpointError, match=r"which has .*norm.*net.norm"):
+    plain, policy = algo.build(spec, 0), change(algo).build(spec, 0)
+    has, has_no = ("which has .*norm", "which has no .*norm") if change is normed else ("do not fit", "do not fit")
+    with pytest.raises(CheckpointError, match=rf"{has}.*net.norm, net.block"):
         policy.load_parameters(plain.agent.state_dict())
-    with pytest.raises(CheckpointError, match=r"which has no .*norm.*net.norm"):
+    with pytest.raises(CheckpointError, match=rf"{has_no}.*net.norm, net.block"):
         plain.load_parameters(policy.agent.state_dict())
+
+
+def test_networks_of_crossq_and_of_sac_do_not_load_into_each_other() -> None:
+    cross, sac = (algo(net=ps.Net(hidden=(8,))).build(BOXES, 0) for algo in (ps.CrossQ, ps.SAC))
+    for policy, other in ((cross, sac), (sac, cross)):
+        with pytest.raises(CheckpointError, match=r"do not fit this agent, .*the algorithm changed"):
+            policy.load_parameters(other.agent.state_dict())
 
 
 def test_unknown_norms_are_refused() -> None:
@@ -276,6 +288,20 @@ def test_critics_of_blocks_differ_and_pass_their_slope_to_the_action() -> None:
     torch.testing.assert_close(a, torch.autograd.grad(q.amin(0).sum(), action)[0])
 
 
+@pytest.mark.usefixtures("way")
+def test_the_least_of_blocks_has_the_same_slope_and_none_for_their_weights() -> None:
+    agent: Any = with_blocks(ps.SAC()).build(BOXES, 0).agent
+    stack, features = agent.critics.stack, torch.randn(6, 3)
+    actions = [torch.randn(6, 2, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2)]
+    found = least(stack, features, actions[0])
+    expected = stack(torch.cat([features, actions[1]], -1)).squeeze(-1).amin(0)
+    assert torch.equal(found, expected) and all(p.requires_grad for p in stack.parameters())
+    slopes = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for x, y in zip(actions, (found, expected))]
+    assert torch.equal(*slopes)
+    unused = torch.autograd.grad(found.sum(), [*stack.parameters(), actions[0]], allow_unused=True)
+    assert all(g is None for g in unused[:-1])
+
+
 @pytest.mark.parametrize(
     ("net", "message"),
     [
@@ -292,10 +318,16 @@ def test_blocks_that_cannot_be_made_are_refused(net: dict[str, Any], message: st
 BLOCKS = ps.SAC(learning_starts=8, replay_ratio=32, net=ps.Net(hidden=(16, 16), block="simba", normalize_obs=True))
 
 
+OFTEN: dict[str, Any] = {"learning_starts": 8, "replay_ratio": 32}
+BATCH_NORMED = ps.CrossQ(**OFTEN, policy_delay=2, warmup_updates=2, net=ps.Net(hidden=(16,)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", [ps.PPO(epochs=2, minibatch=16), ps.SAC(learning_starts=8, replay_ratio=32), BLOCKS])
+@pytest.mark.parametrize(
+    "algo", [ps.PPO(epochs=2, minibatch=16), ps.SAC(**OFTEN), BLOCKS, ps.TQC(**OFTEN, quantiles=5), BATCH_NORMED]
+)
 def test_every_sampler_trains_the_same_bits(algo: Any) -> None:
-    algo = algo if algo is BLOCKS else normed(algo)
+    algo = algo if algo in (BLOCKS, BATCH_NORMED) else normed(algo)
     env = "CartPole-v1" if isinstance(algo, ps.PPO) else "Pendulum-v1"
     found: list[list[Tensor]] = []
     for settings in (ps.SerialSampler(T=8, B=6), ps.CpuSampler(T=8, B=6, workers=2), ps.GpuSampler(T=8, B=6)):

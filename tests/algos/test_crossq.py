@@ -187,7 +187,10 @@ def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
         ({"net": ps.Net(use_sde=True)}, r"CrossQ with .*net.use_sde=True"),
         ({"net": ps.Net(init="orthogonal")}, r"CrossQ with .*net.init='orthogonal'"),
         ({"beta1": 1.0}, r"beta1=1.0, by which running gradients would never move; expected less"),
-        ({"beta1": 0.7, "optimizer": "rmsprop"}, r"beta1=0.7 with optimizer='rmsprop', which averages no gradients; leave"),
+        (
+            {"beta1": 0.7, "optimizer": "rmsprop"},
+            r"beta1=0.7 with optimizer='rmsprop', which averages no gradients; leave",
+        ),
         ({"beta1": "linear(0.9, 0.5)"}, r"beta1='linear.*expected float"),
     ],
 )

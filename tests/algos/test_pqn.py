@@ -149,7 +149,9 @@ def test_boxes_are_refused_by_what_fits() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", [FAST.net, ps.Net(hidden=(8,), norm="layer", recurrent="lstm", recurrent_size=8)])
+@pytest.mark.parametrize(
+    "net", [FAST.net, *(ps.Net(hidden=(8,), norm="layer", recurrent=x, recurrent_size=8) for x in ("lstm", "gru"))]
+)
 def test_every_sampler_trains_the_same_bits(net: ps.Net) -> None:
     samplers = [ps.SerialSampler(T=8, B=6), ps.CpuSampler(T=8, B=6, workers=2), ps.GpuSampler(T=8, B=6, device="cpu")]
     found: list[list[torch.Tensor]] = []

@@ -29,6 +29,11 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     "bc": ("CartPole-v1", ps.BC(minibatch=32, net=SMALL), 16, 8, (3, 5)),
     "marwil": ("CartPole-v1", ps.MARWIL(minibatch=32, net=SMALL), 16, 8, (3, 5)),
     "pqn": ("CartPole-v1", ps.PQN(epochs=2, minibatch=64, net=ps.Net(hidden=(16,), norm="layer")), 16, 8, (3, 5)),
+    "pqn-gru": (
+        "CartPole-v1",
+        ps.PQN(epochs=2, minibatch=64, net=ps.Net(hidden=(16,), norm="layer", recurrent="gru", recurrent_size=8)),
+        *(16, 8, (3, 5)),
+    ),
     "appo": ("CartPole-v1", ps.APPO(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
 }
 

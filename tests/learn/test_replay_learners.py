@@ -115,6 +115,25 @@ def test_learners_on_shares_equal_one_on_the_whole(case: str) -> None:
     assert many[0][1][-1] == pytest.approx(results[-1], abs=1e-4, rel=1e-4)
 
 
+def test_learners_of_crossq_normalise_by_their_shares_and_agree_on_the_mean() -> None:
+    """The mean of shares' means is that of the whole; the mean of their variances is less, by that of their means."""
+    algo = ps.CrossQ(**BOXES, policy_delay=2, warmup_updates=4, replay=kept())
+    spec, batches = batches_of("Pendulum-v1", algo, 8, 8, 4)
+    ((one, _),) = trained(algo, spec, batches, [8])
+    (many, results), (twin, others) = trained(algo, spec, batches, (3, 5))
+    assert many.updates == one.updates >= 20
+    assert apart(many, twin) == 0.0 and results == others
+
+    def moments(policy: ps.Policy) -> list[torch.Tensor]:
+        state = policy.agent.state_dict()
+        return [state[f"critics.stack.norms.0.{name}"][:, 0, :3] for name in ("mean", "variance")]
+
+    (mean, variance), (own_mean, own_variance) = moments(one), moments(many)
+    torch.testing.assert_close(own_mean, mean, atol=CLOSE, rtol=0.0)
+    assert (own_variance < variance).all()
+    torch.testing.assert_close(own_variance, variance, atol=0.0, rtol=0.1)
+
+
 def test_each_learner_keeps_the_rows_of_its_own_slots_alone() -> None:
     env, algo, T, B, widths = CASES["dqn-per"]
     spec, batches = batches_of(env, algo, T, B, 2)

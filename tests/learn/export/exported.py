@@ -79,6 +79,11 @@ KINDS: dict[str, tuple[EnvSpec, Any]] = {
     "r2d1 gru mask": (EnvSpec(MASKED, CHOICE), ps.R2D1(net=net(memory("gru", **NORM)))),
     "sac": (EnvSpec(VECTOR, BOX), ps.SAC(net=net(NORM))),
     "sac dict": (EnvSpec(DICT, BOX), ps.SAC(net=net(SMALL))),
+    "tqc": (EnvSpec(VECTOR, BOX), ps.TQC(net=net({**NORM, "norm": "layer"}), quantiles=5)),
+    "crossq": (EnvSpec(VECTOR, BOX), ps.CrossQ(net=net(NORM))),
+    "pqn lstm": (EnvSpec(MASKED, CHOICE), ps.PQN(net=net(memory("lstm", norm="layer", **PREVIOUS)))),
+    "pqn gru": (EnvSpec(VECTOR, CHOICE), ps.PQN(net=net(memory("gru", norm="layer", normalize_obs=True)))),
+    "sac simba": (EnvSpec(VECTOR, BOX), ps.SAC(net=net({"hidden": (8, 8), "block": "simba"}))),
     "td3": (EnvSpec(VECTOR, BOX), ps.TD3(net=net(NORM))),
     "ddpg image": (EnvSpec(IMAGE, BOX), ps.DDPG(net=net(SMALL))),
     "discrete sac": (EnvSpec(MASKED, CHOICE), ps.DiscreteSAC(net=net(SMALL))),
@@ -95,9 +100,11 @@ def built(kind: str) -> ps.Policy:
     """A policy whose actions vary: weights at random, statistics of a normaliser that shift and scale."""
     spec, settings = KINDS[kind]
     policy = settings.build(spec, seed=1)
-    for i, p in enumerate(policy.agent.parameters()):
+    for i, (name, p) in enumerate(policy.agent.named_parameters()):
         spread = p[0].numel() ** -0.5 if p.ndim > 1 else 0.1
         torch.nn.init.normal_(p.data, 0.0, spread, generator=torch.Generator().manual_seed(i))
+        if name.endswith(".variance"):
+            p.data.abs_().add_(0.5)
     for name, buffer in policy.agent.named_buffers():
         if name.endswith(("moments.mean", ".mean")) and "normalizer" in name:
             buffer.copy_(torch.linspace(-1.0, 1.0, len(buffer)))
