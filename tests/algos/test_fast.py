@@ -157,7 +157,7 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("name", slow_but("td3", RUNS))
+@pytest.mark.parametrize("name", slow_but("td3", [*RUNS]))
 def test_samplers_train_the_same_bits(name: str) -> None:
     found = []
     for place in ("serial", "cpu-2", *(("alternating-2",) if name == "sac" else ())):
