@@ -181,6 +181,17 @@ def test_the_first_temperature_is_the_one_asked_for() -> None:
     assert float(ps.SAC(alpha_init=0.001).build(SPEC).agent.log_alpha) == pytest.approx(math.log(0.001))  # pyright: ignore
 
 
+@pytest.mark.parametrize("algo", [ps.PPO(), ps.A2C(), ps.IMPALA(), ps.APPO(), ps.SAC(learning_starts=4)])
+def test_the_deviation_of_actions_is_logged(algo: Any) -> None:
+    sampler = ps.SerialSampler(T=8, B=2).build("Pendulum-v1", 0)
+    policy = replace(algo, net=ps.Net(hidden=(4,), log_std_init=-0.5)).build(sampler.spec)
+    sampler.initialize(policy.agent)
+    found: Any = ps.train_one_step(policy, sampler.obtain_samples(0)[0])
+    sampler.shutdown()
+    wanted = math.exp(-0.5) if not isinstance(algo, ps.SAC) else 1.0  # SAC's is an output of its network
+    assert found["train/action_std"] == pytest.approx(wanted, rel=0.5 if isinstance(algo, ps.SAC) else 1e-5)
+
+
 def test_targets_move_as_often_as_asked() -> None:
     for interval, moved in ((None, [False, True, False, True]), (1, [True] * 4)):
         cfg = ps.TD3(target_interval=interval, net=NET)
