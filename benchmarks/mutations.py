@@ -173,7 +173,7 @@ MUTATIONS = (
     Mutation("temperature with the wrong sign", SAC, "(entropy - target_entropy(agent, cfg))", "(target_entropy(agent, cfg) - entropy)",
              IN_SAC),
     Mutation("wanted entropy with the wrong sign", SAC, "return -float(agent.box.size)", "return float(agent.box.size)", IN_SAC),
-    Mutation("the actor seeks small values", SAC, "logp - agent.smallest_q(", "logp + agent.smallest_q(", IN_SAC),
+    Mutation("the actor seeks small values", SAC, "logp - q(action)", "logp + q(action)", IN_SAC),
     Mutation("critics of actions in the environment's units", SAC, 'agent.box.to_unit(x["action"])', 'x["action"].flatten(1)', IN_SAC),
     Mutation("replay without the discount", SAC, "cfg.n_step, cfg.discount, ", "cfg.n_step, 1.0, ", IN_SAC),
     Mutation("the actor's gradient runs through the other critic", CRITICS, "(which == k).nonzero()", "(which != k).nonzero()",

@@ -23,6 +23,7 @@ from penstock.core.spec import EnvSpec, LeafSpec, choices
 from penstock.core.tree import Tree, tree_leaves, tree_structure
 from penstock.native.acting import Acting
 from penstock.native.dense import takes_all
+from penstock.native.elementwise import exp
 
 FIRST_GAIN = 1e-8
 """Gain of a value head before its unit is known: values of about 0 in any unit, which pass gradients all the same."""
@@ -224,6 +225,12 @@ def value_unit(agent: Any) -> Tensor | float:
     """The value that an output of 1 of the value head means; 1 for an agent without a value scale."""
     scale: ValueScale | None = getattr(agent, "value_scale", None)
     return 1.0 if scale is None else scale.unit
+
+
+def action_std(agent: Any) -> dict[str, Tensor]:
+    """The metric `action_std`: mean deviation of the Gaussians, where [-1, 1] is the box; {} for heads without one."""
+    log_std: Tensor | None = getattr(getattr(agent, "head", None), "log_std", None)
+    return {} if log_std is None else {"action_std": exp(log_std.detach()).mean()}
 
 
 class ActorCritic(Agent):

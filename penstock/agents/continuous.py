@@ -298,8 +298,12 @@ class ControlAgent(Agent):
 
     def pooled_q(self, inputs: Inputs, action: Tensor, clipped: bool) -> Tensor:
         """[N] the smallest mean of the critics' distributions over `atoms`, or if not `clipped` the mean of all."""
-        q = (softmax(self.q(inputs, action)) * self.atoms).sum(-1)
+        q = self.expected(self.q(inputs, action))
         return q.amin(0) if clipped else q.mean(0)
+
+    def expected(self, out: Tensor) -> Tensor:
+        """[k, N] means of the critics' distributions over `atoms`, of their outputs."""
+        return (softmax(out) * self.atoms).sum(-1)
 
     def target_q(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Like `q`, by the target critics."""

@@ -52,8 +52,8 @@ class Net:
     critic_hidden: tuple[Count, ...] | None = None
     """Like `actor_hidden`, for the critic or critics."""
     actor_keys: tuple[str, ...] | None = None
-    """Keys of a Dict observation that the actor reads, in PPO, A2C and the like; None: all. An action mask is read in
-    any case. Acting, exports and `predict` need these alone."""
+    """Keys of a Dict observation that the actor reads, of algorithms with an actor and a critic; None: all. An action
+    mask is read in any case. Acting, exports and `predict` need these alone."""
     critic_keys: tuple[str, ...] | None = None
     """Like `actor_keys`, for the critic, which may see more than the actor (Pinto et al. 2018, "Asymmetric actor
     critic")."""

@@ -45,9 +45,9 @@ class Preparation:
     def __init__(self, spec: EnvSpec, net: Net, discount: float = 1.0, keys: Sequence[str] | None = None) -> None:
         if net.actor_keys is not None or net.critic_keys is not None:
             raise ConfigError(
-                f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys} with an agent that has one network, "
-                "or none of its own for the critic; expected PPO, A2C, APPO, IMPALA, MAPPO, BC, MARWIL, SAC, TQC, "
-                "CrossQ, TD3, DDPG, DiscreteSAC or CQL on boxes, with their own agent"
+                f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys} with an agent that has no critic "
+                "of its own observations; expected PPO, A2C, APPO, IMPALA, MAPPO, BC, MARWIL, SAC, TQC, CrossQ, TD3, "
+                "DDPG, DiscreteSAC or CQL on boxes, with their own agent"
             )
         self.net, self.keys = net, keys
         self.unread = frozenset[str]() if keys is None else frozenset[str](spec.obs) - {*keys}

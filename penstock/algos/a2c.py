@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic, value_unit
+from penstock.agents.actor_critic import ActorCritic, action_std, value_unit
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Chance, Rate, Weight
 from penstock.core.spec import BatchSpec
@@ -31,7 +31,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: A2C) -> TrainBat
         discount=cfg.discount,
         gae_lambda=cfg.gae_lambda,
     )
-    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid), **action_std(agent)}
     advantage = advantage / moved_unit(agent, return_, batch.valid)
     rows = {"action": batch.action, "advantage": advantage, "return": return_}
     return TrainBatch(agent.needed(batch.inputs_t), rows, batch.valid, batch.state, metrics)

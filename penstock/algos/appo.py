@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from penstock import ops
-from penstock.agents.actor_critic import value_unit
+from penstock.agents.actor_critic import action_std, value_unit
 from penstock.agents.agent import Agent, check_agent_members, logp_and_values
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
@@ -76,6 +76,7 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: APPO) -> TrainBatch:
         "rho_mean": ops.masked_mean(ratio.clamp(max=cfg.rho_bar), batch.valid),
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
         "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
+        **action_std(agent),
     }
     advantage = advantage / moved_unit(agent, target, batch.valid)
     # pi / mu * min(mu / pi_target, bar) is pi over the larger of pi_target and mu / bar.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic, value_unit
+from penstock.agents.actor_critic import ActorCritic, action_std, value_unit
 from penstock.agents.agent import logp_and_values
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
@@ -46,6 +46,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: IMPALA) -> Train
         "rho_mean": ops.masked_mean(ratio.clamp(max=cfg.rho_bar), batch.valid),
         "rho_clipped": ops.masked_mean((ratio > 1.01 * cfg.rho_bar).float(), batch.valid),  # rounding aside
         "explained_variance": ops.explained_variance(value[:-1], target, batch.valid),
+        **action_std(agent),
     }
     advantage = advantage / moved_unit(agent, target, batch.valid)
     rows = {"action": batch.action, "advantage": advantage, "target": target}

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from penstock import ops
-from penstock.agents.actor_critic import ActorCritic, value_unit
+from penstock.agents.actor_critic import ActorCritic, action_std, value_unit
 from penstock.agents.distributions import kl_from
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Chance, Rate, Weight
@@ -36,7 +36,7 @@ def postprocess_fn(agent: ActorCritic, batch: SampleBatch, cfg: PPO) -> TrainBat
         discount=cfg.discount,
         gae_lambda=cfg.gae_lambda,
     )
-    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid)}
+    metrics = {"explained_variance": ops.explained_variance(value[:-1], return_, batch.valid), **action_std(agent)}
     advantage = advantage / moved_unit(agent, return_, batch.valid)
     rows = {"action": batch.action, "logp": batch.info["logp"], "advantage": advantage, "return": return_}
     if cfg.value_clip is not None:

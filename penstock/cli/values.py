@@ -82,6 +82,8 @@ def typed(words: Sequence[str], hint: Any, option: str) -> Any:
 
         value, inner = _json(word, option), _begun(kinds)
         return override(inner, value) if inner is not None and isinstance(value, Mapping) else value
+    if word is not None and tuple[str, ...] in kinds:
+        return [part.strip() for part in word.split(",")]
     if many and not (word is not None and (_NUMBERS.fullmatch(word) or word in _literals(kinds))):
         return list(words)
     return _number(word) if float in origins and word is not None else word

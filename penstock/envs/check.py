@@ -67,6 +67,8 @@ class EnvReport:
     """Remark for the first lines of a run: how actions are masked by the environment's `action_masks()`, or ""."""
     warning: str = ""
     """Warning about wrappers with running statistics, which neither checkpoints nor evaluations have; may be ""."""
+    device: str = ""
+    """Where the tensors of a batched environment of tensors are; "" for arrays."""
 
 
 @dataclass
@@ -262,7 +264,9 @@ def check_vector_env(env: AnyEnv) -> EnvReport:
             "vector_kwargs=dict(autoreset_mode=AutoresetMode.NEXT_STEP) to gymnasium.make_vec, or make a class that "
             "does so, such as CartPoleVectorEnv(num_envs=256), and state it in metadata['autoreset_mode']"
         )
-    return EnvReport(spec, reproducible=False, has_state=False, steps=0, reset_s=0.0, step_s=0.0)
+    device = tensor_device(env)
+    at = "" if device is None else str(device)
+    return EnvReport(spec, reproducible=False, has_state=False, steps=0, reset_s=0.0, step_s=0.0, device=at)
 
 
 def resets_within_step(env: Any) -> bool:

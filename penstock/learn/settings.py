@@ -134,8 +134,8 @@ def check_atoms(settings: Any) -> None:
         raise ConfigError(f"v_min={settings.v_min}, v_max={settings.v_max}; expected v_min < v_max")
     if settings.distributional == "none" and not getattr(settings, "clipped_double", True):
         raise ConfigError(
-            "clipped_double=False with distributional='none'; expected distributional='c51', whose critics have a target "
-            "each, or critics=1"
+            "clipped_double=False with distributional='none'; expected distributional='c51', whose critics can have a "
+            "target each, or critics=1"
         )
 
 
@@ -143,8 +143,8 @@ def refuse_atoms(settings: Any) -> None:
     """Raises ConfigError for atoms, asked of an algorithm whose critics have others than C51's or none."""
     if settings.distributional != "none":
         raise ConfigError(
-            f"distributional={settings.distributional!r} with {type(settings).__name__}, whose critics learn otherwise; "
-            "expected 'none', or SAC or TD3"
+            f"distributional={settings.distributional!r} with {type(settings).__name__}, whose critics learn "
+            "otherwise; expected 'none', or SAC or TD3"
         )
 
 

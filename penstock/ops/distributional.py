@@ -59,8 +59,8 @@ def categorical_cross_entropy(target_prob: Tensor, logp: Tensor) -> Tensor:
 def categorical_targets(prob: Tensor, reward: Tensor, discount: Tensor, atoms: Tensor, clipped: bool) -> Tensor:
     """Projected targets of k critics: [N, 1, K] that of the smallest mean, one for all, or [N, k, K] each its own.
 
-    Clipped double Q-learning of distributions (Seo et al. 2025, arXiv:2505.22642, section 3): what Fujimoto et al. 2018,
-    eq. 10, take of numbers. Ties go to the first critic.
+    Clipped double Q-learning (Fujimoto et al. 2018, eq. 10) of distributions (Seo et al. 2025, arXiv:2505.22642). Ties
+    go to the first critic.
 
     Args:
         prob: [k, N, K] float, of the target critics at the next action, without gradient.

@@ -34,7 +34,7 @@ from penstock.samplers.acting_agents import ActingAgents
 from penstock.samplers.live import LiveSampler
 from penstock.samplers.offline import OfflineSampler, check_teacher
 from penstock.samplers.runners.settings import RunnerSampler
-from penstock.samplers.runners.share import SamplerShare
+from penstock.samplers.runners.share import SamplerShare, refuse_tensors
 from penstock.samplers.sampler import Sampler, SamplerSettings
 from penstock.workers.env_check import check_apart
 
@@ -107,6 +107,8 @@ class Plan:
         require_device(exp.run.device, "run.device")
         settings, seed = exp.sampler_settings, exp.run.seed
         report = check_apart(exp.env_config, seed, settings)
+        if isinstance(settings, RunnerSampler):
+            refuse_tensors(exp.env_config, report.device)
         algo = for_agents(exp.algo, report.agents)
         env, seating = _seated(algo, exp.env_config, report)
         held_out, eval_env, eval_seating = None, env, seating

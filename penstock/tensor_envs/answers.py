@@ -103,6 +103,8 @@ class Answers:
             hint = "keep every tensor on env.device: what moves would be copied at every step"
         elif x.shape != shape:
             hint = "nothing is broadcast: return a row for each of the num_envs slots, in the shape of the space"
+            if shape[1:2] == shape[:1] and x.shape == shape[1:]:
+                hint = "its single_observation_space is that of one slot, without num_envs: declare it so"
         else:
             hint = f"return x.to({dtype}), or declare the space so"
         return f"got {_shown(x)}, expected {expected}; {hint}"

@@ -252,12 +252,7 @@ class TensorPool(EnvPool):
         self._ended = torch.zeros(self._B, dtype=torch.bool, device=self.device)
         self._lacking = torch.zeros_like(self._ended)
         self._previous = self._answers.same_step and said == "previous"
-        if self._previous and not self.evaluation:
-            warnings.warn(
-                f"{name} resets in the step of an end and does not give the last observation of an episode: at time "
-                "limits values are bootstrapped from the observation before it, as rsl_rl does",
-                stacklevel=2,
-            )
+        self._told = self.evaluation
 
     @torch.no_grad()  # a tensor that requires grad, as of a differentiable simulator, leaves no graph in the batch
     def _open(self, out: SampleBatch) -> None:
@@ -313,8 +308,7 @@ class TensorPool(EnvPool):
     def _check(self, out: SampleBatch) -> None:
         """Raises EnvContractError for values that are refused; the one place that waits for the device."""
         refused = refused_values(self._config.checks)
-        lacking = self._lacking[None] & (not self._previous)
-        wrong: list[Tensor] = [not_finite(out.reward), lacking]
+        wrong: list[Tensor] = [not_finite(out.reward), self._lacking[None]]
         shown: list[Tree] = [None, None]
         for tree, counts in ((out.obs, None), (out.final, out.resets)):
             for x, (low, high) in zip(tree_leaves(tree), self._bounds):
@@ -325,6 +319,9 @@ class TensorPool(EnvPool):
                 wrong += bad if counts is None else [y & counts for y in bad]
                 shown += [tree] * len(bad)
         found = torch.stack([x.any() for x in wrong]).tolist()
+        if found[1] and self._previous:
+            found[1] = False
+            self._tell_of_previous()
         if not any(found):
             return
         first = [x.nonzero()[0].tolist() if some else [] for x, some in zip(wrong, found)]
@@ -348,6 +345,16 @@ class TensorPool(EnvPool):
         name = "obs" if shown[k] is out.obs else "final_obs"
         obs: Tree = tree_map(lambda x: x[t, b].cpu().numpy()[()], shown[k])
         raise EnvContractError(f"{place}: {describe_violation(obs, self.spec.obs, name, refused)}")
+
+    def _tell_of_previous(self) -> None:
+        """Warns, once, of an end without its last observation."""
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"{self._config.name} resets in the step of an end and does not give the last observation of an episode: "
+                "at time limits values are bootstrapped from the observation before it, as rsl_rl does",
+                stacklevel=2,
+            )
 
     def _limits(self, leaf: LeafSpec) -> tuple[Any, Any]:
         """Lower and upper bound of a leaf on the device; None where none can be broken."""

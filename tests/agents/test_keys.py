@@ -170,8 +170,8 @@ def test_critics_from_replay_read_their_keys_alone(name: str, tmp_path: Path) ->
     rng = np.random.default_rng(0)
     policy.prepare(BatchSpec(4, 6))
     before = {n: p.clone() for n, p in agent.named_parameters() if "target" not in n and n != "log_multiplier"}
+    batch = allocate_batch(spec, BatchSpec(4, 6), *examples(agent, spec))
     for _ in range(3):
-        batch = allocate_batch(spec, BatchSpec(4, 6), *examples(agent, spec))
         for key, x in batch.obs.items():
             x[...] = 1 if key == "action_mask" else rng.normal(0.3, 2.0, x.shape)
         batch.valid[...] = True

@@ -95,6 +95,11 @@ def test_widths_may_be_written_as_people_do(words: list[str]) -> None:
     assert meant(f"--algo.net.hidden={words[0]}", *words[1:]).algo.net.hidden == (64, 32)
 
 
+@pytest.mark.parametrize("words", [["a,b"], ["a, b"], ['["a", "b"]'], ["a", "b"]])
+def test_so_may_names(words: list[str]) -> None:
+    assert meant("--algo.net.actor-keys", *words, "--run.seed", "3").algo.net.actor_keys == ("a", "b")
+
+
 def test_cpus_of_workers_may_be_given() -> None:
     for words in (
         ["--sampler.affinity", '{"workers": [[0], [0]], "server": [0]}'],

@@ -72,6 +72,13 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     ),
     "tqc": ("Pendulum-v1", ps.TQC(**BOXES, quantiles=5, replay=kept()), 8, 8, (4, 4)),
     "td3": ("Pendulum-v1", ps.TD3(**BOXES, replay=kept()), 8, 8, (2, 3, 3)),
+    "fast-td3": (
+        "Pendulum-v1",
+        ps.TD3(**BOXES, replay=kept(), distributional="c51", v_min=-200.0, v_max=0.0, exploration_noise_low=0.01),
+        8,
+        8,
+        (3, 5),
+    ),
     "ddpg": ("Pendulum-v1", ps.DDPG(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "discrete-sac": ("CartPole-v1", ps.DiscreteSAC(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "cql": ("CartPole-v1", ps.CQL(**BOXES, replay=kept()), 8, 8, (4, 4)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -273,6 +275,27 @@ def test_one_that_says_so_is_taken_with_the_observation_before_and_a_warning():
     at = batch.resets
     assert at.any()
     torch.testing.assert_close(batch.final[at], batch.obs[:-1][at])
+
+
+def test_a_final_observation_that_comes_counts_whatever_the_attribute_says():
+    class Both(Ring):
+        final_obs = "previous"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, (batch,) = collected(Both, ps.PPO(), 8, 4)
+    at = batch.resets
+    assert at.any() and not torch.equal(batch.final[at], batch.obs[:-1][at])
+
+
+def test_a_space_of_all_slots_is_told_of():
+    class Wide(Ring):
+        def __init__(self, num_envs: int = 8, device: str = "cpu") -> None:
+            super().__init__(num_envs, device)
+            self.single_observation_space = gym.spaces.Box(0, 1, (num_envs, 3), np.float32)
+
+    with pytest.raises(EnvContractError, match="single_observation_space is that of one slot, without num_envs"):
+        collected(Wide, ps.PPO(), 8, 4)
 
 
 def test_a_rule_of_another_name_is_refused():

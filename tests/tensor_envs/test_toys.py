@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
@@ -9,7 +10,7 @@ from penstock.envs.builtin import is_builtin_env
 from penstock.envs.check import check_vector_env
 from penstock.envs.spaces import env_spec
 from penstock.envs.toy import PixelCatch as OnePixelCatch
-from penstock.tensor_envs import CartPole, PixelCatch
+from penstock.tensor_envs import CartPole, Pendulum, PixelCatch
 
 B = 32
 
@@ -54,6 +55,30 @@ def test_cartpole_resets_and_is_cut_as_gymnasiums() -> None:
         theirs.state[:, again] = ours.state.numpy().T[:, again]  # which the two draw differently
         cut += int(expected[3].sum())
     assert cut > 10
+
+
+def test_pendulum_moves_as_gymnasiums_from_equal_states() -> None:
+    ours, parts, one = Pendulum(B), Pendulum(B, privileged=True), gym.make("Pendulum-v1")
+    assert env_spec(ours) == env_spec(one)
+    random = np.random.default_rng(0)
+    one.reset(seed=1)
+    for env in (ours, parts):
+        obs, _ = env.reset(seed=3)
+    assert obs["policy"].shape == (B, 2) and bool((ours.state[:, 1].abs() <= 1).all())
+    state = random.uniform(-1, 1, (B, 2)) * [9.0, 8.0]
+    ours.state = parts.state = torch.from_numpy(state).float()
+    action = random.uniform(-3, 3, (B, 1)).astype(np.float32)
+    got, split = (env.step(torch.from_numpy(action)) for env in (ours, parts))
+    assert torch.equal(torch.cat([split[0]["policy"], split[0]["critic"]], 1), got[0])
+    for b in range(B):
+        one.unwrapped.state = state[b]  # pyright: ignore[reportAttributeAccessIssue]
+        expected = one.step(action[b])
+        np.testing.assert_allclose(got[0][b], expected[0], rtol=1e-4, atol=1e-5)
+        assert float(got[1][b]) == pytest.approx(float(expected[1]), rel=1e-4)
+    assert not got[2].any() and not got[3].any()
+    for _ in range(199):
+        got = ours.step(torch.zeros(B, 1))
+    assert got[3].all()
 
 
 def test_pixel_catch_shows_and_pays_what_the_one_environment_does() -> None:

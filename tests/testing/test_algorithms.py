@@ -52,6 +52,8 @@ BOXES = {
     "tqc": ps.TQC(replay=UNIFORM, quantiles=5, **SMALL),
     "tqc-per": ps.TQC(replay=PRIORITIZED, quantiles=5, critics=3, drop=1, **SMALL),
     "td3": ps.TD3(replay=UNIFORM, **SMALL),
+    "fast-td3": ps.TD3(replay=UNIFORM, distributional="c51", exploration_noise_low=0.01, target_actor=False, **SMALL),
+    "fast-sac-per": ps.SAC(replay=PRIORITIZED, distributional="c51", clipped_double=False, policy_delay=2, **SMALL),
     "ddpg": ps.DDPG(replay=UNIFORM, **SMALL),
 }
 BATCH = ps.BatchSpec(T=8, B=4)

@@ -229,8 +229,8 @@ def require_next_step(sampler: Any) -> None:
     """Raises ConfigError for settings of a sampler that mean nothing to a native batched environment."""
     if sampler.reset != "next_step" or sampler.max_decorrelation_steps:
         raise ConfigError(
-            "a native batched environment resets in the next step by itself; use reset='next_step' and "
-            "max_decorrelation_steps=0"
+            "a native batched environment resets by itself, in the step after an end or in that of the end; use "
+            "reset='next_step', by which nothing else is done, and max_decorrelation_steps=0"
         )
 
 

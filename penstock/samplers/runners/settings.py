@@ -16,6 +16,7 @@ from penstock.core.tree import tree_leaves
 from penstock.envs.make import EnvConfig, as_env_config
 from penstock.samplers.runners.live import SyncRunners
 from penstock.samplers.runners.ready import AsyncRunners
+from penstock.samplers.runners.share import refuse_tensors
 from penstock.samplers.sampler import SamplerSettings
 from penstock.samplers.serial import SerialSampler
 from penstock.workers.env_check import check_apart
@@ -161,4 +162,8 @@ class RunnerSampler(SamplerSettings):
 
     def _specs(self, config: EnvConfig, seed: int) -> Iterable[EnvSpec]:
         """Specs of an environment that no `Plan` has checked yet."""
-        return config.seating.specs if config.seating else [check_apart(config, seed, self.inner).spec]
+        if config.seating:
+            return config.seating.specs
+        report = check_apart(config, seed, self.inner)
+        refuse_tensors(config, report.device)
+        return [report.spec]

@@ -77,11 +77,17 @@ class SamplerShare:
             )
         if live.pool.device is not None:
             live.shutdown()
-            raise ConfigError(
-                f"{self.env.name} answers with tensors on {live.pool.device}, which do not leave their process; use "
-                "ps.SerialSampler in place of runners"
-            )
+            refuse_tensors(self.env, live.pool.device)
         return live
+
+
+def refuse_tensors(env: EnvConfig, device: Any) -> None:
+    """Raises ConfigError for an environment of tensors on a device; does nothing for one of arrays (None or "")."""
+    if device:
+        raise ConfigError(
+            f"{env.name} answers with tensors on {device}, which do not leave their process; use ps.SerialSampler in "
+            "place of runners"
+        )
 
 
 def shipped(maker: Maker) -> bytes:

@@ -124,7 +124,7 @@ def test_own_networks_learn_and_their_targets_follow(case: str) -> None:
     ]
     assert len(trained) == len(list(followed.parameters()))
     moved = dict(getattr(agent, target).named_parameters())
-    interval = getattr(algo, "target_interval", 1)
+    interval = getattr(algo, "target_interval", 1) or 1
     if interval <= policy.updates:
         assert not torch.equal(moved[trained[0]], before[f"{target}.{trained[0]}"])
     agent.update_target(1.0) if target == "target" else agent.update_targets(1.0)

@@ -180,7 +180,10 @@ def test_an_agent_elsewhere_is_refused() -> None:
 @pytest.mark.parametrize(
     ("sampler", "text"),
     [
-        (ps.SerialSampler(4, 4, reset="batch_end"), "use reset='next_step' and max_decorrelation_steps=0"),
+        (
+            ps.SerialSampler(4, 4, reset="batch_end"),
+            "resets by itself, in the step after an end or in that of the end; use reset='next_step'",
+        ),
         (ps.SerialSampler(4, 4, max_decorrelation_steps=3), "it has no method set_ages"),
         (ps.GpuSampler(4, 4), "answers with tensors on cpu, which stay there with SerialSampler alone"),
         (ps.AlternatingSampler(4, 4), "answers with tensors on cpu, which stay there with SerialSampler alone"),
@@ -204,6 +207,16 @@ def test_an_environment_of_a_fixed_number_is_made_once() -> None:
     with pytest.raises(ConfigError, match=r"num_envs=4; sampler\.B=3: make them equal"):
         ps.SerialSampler(4, 3).build(make)
     assert [env.closed for env in made] == [True, True]
+
+
+def test_runners_are_refused_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps.RunnerSampler, "build", lambda *_, **__: pytest.fail("runners were started"))
+    sampler = ps.RunnerSampler(runners=2, inner=ps.SerialSampler(4, 4))
+    exp = ps.Experiment("penstock.tensor_envs:CartPole", ps.PPO(net=SMALL), sampler)
+    with pytest.raises(
+        ConfigError, match=r"tensors on cpu, which do not leave their process; use ps\.SerialSampler in"
+    ):
+        ps.train(exp)
 
 
 def test_other_processes_are_refused() -> None:
