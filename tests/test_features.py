@@ -40,7 +40,7 @@ def missing(evidence: str) -> bool:
     if not evidence.startswith("penstock "):
         path, _, name = evidence.partition("::")
         file = ROOT / path
-        return not file.is_file() or bool(name) and f"\ndef {name}(" not in file.read_text()
+        return not file.is_file() or (bool(name) and f"\ndef {name}(" not in file.read_text())
     _, command, *words = evidence.split()
     if command not in COMMANDS:
         return True

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import io
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -108,3 +111,38 @@ def test_the_readme_of_a_package_leads_to_the_files_of_its_version(address: str 
         )
         path = link.removeprefix(f"{address}/{kind}/v{ps.__version__}/").partition("#")[0]
         assert (ROOT / path).exists()
+
+
+def checks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_release", ROOT / ".ci" / "check_release.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_that_names_the_version_names_the_same_one() -> None:
+    assert set(checks().named().values()) == {ps.__version__}
+
+
+def test_the_check_of_a_release_names_what_an_index_would_not_find(tmp_path: Path) -> None:
+    """Links out of both archives, images in HTML, another version and what has no date."""
+    text = "Name: penstock\nVersion: {}\n\n# penstock\n\n[a](https://x.org) [b](#b) {}\n"
+    with zipfile.ZipFile(tmp_path / "p-1-py3-none-linux.whl", "w") as wheel:
+        wheel.writestr("p-1.dist-info/METADATA", text.format("9.9.9", "![c](docs/c.png)"))
+    with tarfile.open(tmp_path / "p-1.tar.gz", "w:gz") as source:
+        entry = tarfile.TarInfo("p-1/PKG-INFO")
+        content = text.format(ps.__version__, '<img src="c.png">').encode()
+        entry.size = len(content)
+        source.addfile(entry, io.BytesIO(content))
+    said = list(checks().faults(tmp_path))
+    found = [fault for fault in said if fault.startswith("p-1")]
+    assert [fault.split(";")[0] for fault in found] == [
+        "p-1-py3-none-linux.whl is of another version",
+        "p-1-py3-none-linux.whl leads to 1 files of the repository, such as docs/c.png",
+        "p-1.tar.gz leads to 1 files of the repository, such as c.png",
+    ]
+    assert {fault.split()[0] for fault in said} - {"p-1-py3-none-linux.whl", "p-1.tar.gz"} <= {
+        "CITATION.cff",
+        "CHANGELOG.md",
+    }
