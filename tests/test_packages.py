@@ -90,6 +90,22 @@ def test_archives_are_whole_and_have_one_digest(tmp_path: Path) -> None:
     assert subprocess.run(line, cwd=tmp_path, timeout=60, env=variables, check=False).returncode == 0
 
 
+@pytest.mark.slow
+def test_without_a_compiler_it_is_built_all_the_same_and_says_what_that_costs(tmp_path: Path) -> None:
+    for name in tracked():
+        if name.startswith("penstock/") or name in FOR_METADATA:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / name)
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"CC": "false"}
+    line = [sys.executable, "-c", "import setuptools.build_meta as backend; print(backend.build_wheel('.'))"]
+    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=variables)
+    assert ended.returncode == 0 and "penstock: the native kernel was not built" in ended.stderr
+    assert "1.7 times as long" in ended.stderr and "--no-cache-dir" in ended.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "penstock/native/_kernel.so" not in archive.namelist()
+
+
 @pytest.mark.parametrize("address", [None, "https://example.org/me/penstock"])
 def test_the_readme_of_a_package_leads_to_the_files_of_its_version(address: str | None, tmp_path: Path) -> None:
     for name in FOR_METADATA:
