@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As many test processes as cores, from 2 to 4: more wait for the slowest tests.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 2 : n > 4 ? 4 : n )))
 
-.PHONY: run test test-slow test-all lint types examples check docs clean
+.PHONY: run test test-slow test-all lint types examples check docs dist clean
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt penstock/native/kernel.c
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,18 @@ docs: $(VENV)/.docs-installed
 	$(BIN)/zensical build --clean
 	$(BIN)/python docs/site/stage.py check
 	@echo "to look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000"
+
+$(VENV)/.dist-installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	touch $@
+
+# The archives of a release in dist/, checked, in the order of CONTRIBUTING.md; PLATFORM names that of the wheel for a package index.
+PLATFORM ?=
+dist: $(VENV)/.dist-installed
+	rm -rf dist
+	$(BIN)/python -m build $(if $(PLATFORM),-C--build-option=--plat-name=$(PLATFORM))
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/check_release.py dist
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

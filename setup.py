@@ -8,6 +8,7 @@ import gzip
 import os
 import re
 import shutil
+import sys
 import tarfile
 import tomllib
 from pathlib import Path
@@ -20,6 +21,12 @@ from setuptools.command.sdist import sdist
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-g0"]
 EPOCH = int(os.environ.setdefault("SOURCE_DATE_EPOCH", "1767225600"))
 ROOT = Path(__file__).parent
+WITHOUT = """
+penstock: the native kernel was not built, for want of a C compiler that works (the message above says which was tried). All works
+without it, by torch and numpy: sampling of small networks takes about 1.7 times as long, and a run is bound to one kind of
+processor. To have it: install a compiler (apt-get install gcc, xcode-select --install), then install penstock again with
+--no-cache-dir --force-reinstall --no-deps. `penstock doctor` says whether it is there.
+"""
 
 
 def readme() -> str:
@@ -40,7 +47,12 @@ def readme() -> str:
 
 
 class PlainLibrary(build_ext):
-    """Names the library without the version of Python that built it."""
+    """Names the library without the version of Python that built it, and says what it costs to be without it."""
+
+    def run(self) -> None:
+        super().run()
+        if not all(map(os.path.exists, self.get_outputs())):
+            print(WITHOUT, file=sys.stderr)
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', os.sep)}.so"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import io
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -87,6 +90,22 @@ def test_archives_are_whole_and_have_one_digest(tmp_path: Path) -> None:
     assert subprocess.run(line, cwd=tmp_path, timeout=60, env=variables, check=False).returncode == 0
 
 
+@pytest.mark.slow
+def test_without_a_compiler_it_is_built_all_the_same_and_says_what_that_costs(tmp_path: Path) -> None:
+    for name in tracked():
+        if name.startswith("penstock/") or name in FOR_METADATA:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / name)
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"CC": "false"}
+    line = [sys.executable, "-c", "import setuptools.build_meta as backend; print(backend.build_wheel('.'))"]
+    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=variables)
+    assert ended.returncode == 0 and "penstock: the native kernel was not built" in ended.stderr
+    assert "1.7 times as long" in ended.stderr and "--no-cache-dir" in ended.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "penstock/native/_kernel.so" not in archive.namelist()
+
+
 @pytest.mark.parametrize("address", [None, "https://example.org/me/penstock"])
 def test_the_readme_of_a_package_leads_to_the_files_of_its_version(address: str | None, tmp_path: Path) -> None:
     for name in FOR_METADATA:
@@ -108,3 +127,38 @@ def test_the_readme_of_a_package_leads_to_the_files_of_its_version(address: str 
         )
         path = link.removeprefix(f"{address}/{kind}/v{ps.__version__}/").partition("#")[0]
         assert (ROOT / path).exists()
+
+
+def checks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_release", ROOT / ".ci" / "check_release.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_that_names_the_version_names_the_same_one() -> None:
+    assert set(checks().named().values()) == {ps.__version__}
+
+
+def test_the_check_of_a_release_names_what_an_index_would_not_find(tmp_path: Path) -> None:
+    """Links out of both archives, images in HTML, another version and what has no date."""
+    text = "Name: penstock\nVersion: {}\n\n# penstock\n\n[a](https://x.org) [b](#b) {}\n"
+    with zipfile.ZipFile(tmp_path / "p-1-py3-none-linux.whl", "w") as wheel:
+        wheel.writestr("p-1.dist-info/METADATA", text.format("9.9.9", "![c](docs/c.png)"))
+    with tarfile.open(tmp_path / "p-1.tar.gz", "w:gz") as source:
+        entry = tarfile.TarInfo("p-1/PKG-INFO")
+        content = text.format(ps.__version__, '<img src="c.png">').encode()
+        entry.size = len(content)
+        source.addfile(entry, io.BytesIO(content))
+    said = list(checks().faults(tmp_path))
+    found = [fault for fault in said if fault.startswith("p-1")]
+    assert [fault.split(";")[0] for fault in found] == [
+        "p-1-py3-none-linux.whl is of another version",
+        "p-1-py3-none-linux.whl leads to 1 files of the repository, such as docs/c.png",
+        "p-1.tar.gz leads to 1 files of the repository, such as c.png",
+    ]
+    assert {fault.split()[0] for fault in said} - {"p-1-py3-none-linux.whl", "p-1.tar.gz"} <= {
+        "CITATION.cff",
+        "CHANGELOG.md",
+    }

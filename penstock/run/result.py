@@ -15,6 +15,7 @@ from penstock.learn.algorithm import ResultDict
 from penstock.learn.policy import Policy
 from penstock.learn.policy_set import LoadedPolicy, by_id, trained_policies
 from penstock.learn.rows.minibatch import part_count
+from penstock.native.library import TORCH, kernel, why
 from penstock.run.files.rundir import changes_since
 from penstock.run.progress import number
 from penstock.run.trainer import Trainer
@@ -80,6 +81,7 @@ def headline(trainer: Trainer) -> str:
     seating, policies = trainer.plan.seating, by_id(trainer.policy)
     head, end = f"{trainer.exp.algo_name} on {trainer.exp.env_config.name}: ", f"seed {trainer.exp.run.seed}; "
     where = f"{trainer.exp.sampler_settings.described}; learns on {trainer.exp.run.device}"
+    where += "" if kernel() != TORCH else f", without the native kernel: {why()} (docs/install.md)"
     tail = f"{end}{trainer.run_dir}\n  sampler {where}"
     tail += "".join(f"\n  {note}" for note in (trainer.exp.env_config.note, trainer.plan.report.note) if note)
     if not seating.many:

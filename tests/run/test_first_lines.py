@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import penstock as ps
 from penstock.learn.train_ops import train_one_step
+from penstock.run import result
 
 PIXELS = spaces.Box(0, 255, (8, 8, 4), np.uint8)
 
@@ -94,3 +95,13 @@ def test_a_first_batch_of_bytes_that_never_leaves_0_to_1_is_told_once(algo: Any)
     for env in ({"one": 255}, {"one": 2}, {"obs": "bits"}, {"obs": "vector"}, {"dark": 10_000}):
         assert told(algo, **env) == []
     assert told(ps.override(algo, {"net.image_scale": 1})) == []
+
+
+def test_a_run_without_the_native_kernel_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kernel, there in (("native 3", False), ("torch", True)):
+        monkeypatch.setattr(result, "kernel", lambda kernel=kernel: kernel)
+        run = ps.RunConfig(steps=8, dir=str(tmp_path / kernel), eval_episodes=0)
+        with ps.Run(ps.Experiment("CartPole-v1", ps.PPO(minibatch=8), ps.SerialSampler(T=4, B=2), run)):
+            assert ("learns on cpu, without the native kernel: " in capsys.readouterr().out) == there
