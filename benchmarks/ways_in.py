@@ -12,6 +12,7 @@ results/ways_in.json; --plot draws docs/images/from-NAME.png and says how much o
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -69,9 +70,14 @@ def curve(name: str, who: str, python: str, folder: str, seed: int) -> list[floa
 
 
 def keep(name: str, who: str, seed: int, scores: list[float]) -> None:
-    runs = json.loads(FILE.read_text()) if FILE.exists() else {}
-    runs.setdefault(name, {}).setdefault(who, {})[str(seed)] = [round(score, 1) for score in scores]
-    FILE.write_text(json.dumps(runs, indent=1, sort_keys=True).replace("\n    ", " ").replace("\n   ]", "]") + "\n")
+    """Adds a run to the file, which several of these scripts may write to."""
+    with FILE.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        runs = json.loads(file.read() or "{}")
+        runs.setdefault(name, {}).setdefault(who, {})[str(seed)] = [round(score, 1) for score in scores]
+        file.truncate(0)
+        file.write(json.dumps(runs, indent=1, sort_keys=True).replace("\n    ", " ").replace("\n   ]", "]") + "\n")
 
 
 def inside(mean: np.ndarray, seeds: np.ndarray) -> float:
