@@ -33,7 +33,9 @@ def shown(path: Path) -> str:
 def test_a_notebook_was_executed_in_order_and_is_small(path: Path) -> None:
     code = cells(path, "code")
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
-    assert not [out for cell in code for out in cell["outputs"] if out["output_type"] == "error" or out.get("name") == "stderr"]
+    assert not [
+        out for cell in code for out in cell["outputs"] if out["output_type"] == "error" or out.get("name") == "stderr"
+    ]
     assert path.stat().st_size < 200_000
 
 
@@ -55,5 +57,7 @@ def test_notebooks_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "True" in shown(tmp_path / "first-run.ipynb")
-    digests = [line.split()[0] for line in shown(tmp_path / "change-the-algorithm.ipynb").splitlines() if "Sampler" in line]
+    digests = [
+        line.split()[0] for line in shown(tmp_path / "change-the-algorithm.ipynb").splitlines() if "Sampler" in line
+    ]
     assert len(digests) == 3 and len(set(digests)) == 1

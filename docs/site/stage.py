@@ -20,8 +20,8 @@ import latex2mathml.converter
 
 ROOT = Path(__file__).parents[2]
 PAGES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
-COPIED = ("docs/*.md", "docs/notebooks/*.ipynb", "docs/images/*.svg", "docs/images/*.png", "*.md", "benchmarks/README.md", "benchmarks/results/*.md",
-          "benchmarks/results/*.png")  # fmt: skip
+COPIED = ("docs/*.md", "docs/notebooks/*.ipynb", "docs/images/*.svg", "docs/images/*.png", "*.md", "benchmarks/README.md",
+          "benchmarks/results/*.md", "benchmarks/results/*.png")  # fmt: skip
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 AREAS = {
     "algorithms": ("penstock.algos",),
