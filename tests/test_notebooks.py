@@ -36,6 +36,7 @@ def test_a_notebook_was_executed_in_order_and_is_small(path: Path) -> None:
     assert not [
         out for cell in code for out in cell["outputs"] if out["output_type"] == "error" or out.get("name") == "stderr"
     ]
+    assert "Traceback" not in shown(path)
     assert path.stat().st_size < 200_000
 
 
@@ -56,6 +57,7 @@ def test_notebooks_run(tmp_path: Path) -> None:
         [sys.executable, str(FOLDER / "execute.py"), str(tmp_path)], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert not [path.name for path in tmp_path.glob("*.ipynb") if "Traceback" in shown(path)]
     assert "True" in shown(tmp_path / "first-run.ipynb")
     digests = [
         line.split()[0] for line in shown(tmp_path / "change-the-algorithm.ipynb").splitlines() if "Sampler" in line
