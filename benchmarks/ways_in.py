@@ -12,6 +12,7 @@ results/ways_in.json; --plot draws docs/images/from-NAME.png and says how much o
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -26,7 +27,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "benchmarks" / "results" / "ways_in.json"
 B, STEPS, PLACES, LAST = 8, 30_720, 24, 40
-NAMES = {"stable-baselines3": "Stable-Baselines3", "cleanrl": "CleanRL", "rllib": "RLlib", "rlpyt": "rlpyt", "tianshou": "Tianshou"}  # fmt: skip
+NAMES = {"stable-baselines3": "Stable-Baselines3", "cleanrl": "CleanRL", "rllib": "RLlib", "rlpyt": "rlpyt",
+         "tianshou": "Tianshou"}  # fmt: skip
 FUNCTION, ID = "episodes:make", "episodes:Recorded-v0"
 """CartPole-v1 with its episodes recorded, as penstock and as the others name it."""
 
@@ -53,7 +55,9 @@ def curve(name: str, who: str, python: str, folder: str, seed: int) -> list[floa
     words = [str(seed) if old in ("--seed", "--run.seed") else word for old, word in zip(["", *words], words)]
     words = [word.replace("CartPole-v1", FUNCTION if who == "penstock" else ID) for word in words]
     with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as episodes:
-        path = os.pathsep.join([str(ROOT / "benchmarks" / "peers"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), folder])
+        path = os.pathsep.join(
+            [str(ROOT / "benchmarks" / "peers"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH"), folder])]
+        )
         env = {**os.environ, "OMP_NUM_THREADS": "1", "EPISODES": episodes, "PYTHONPATH": path}
         if name == "cleanrl" and who != "penstock":
             words[1] = str(Path(folder, words[1]))
@@ -69,9 +73,14 @@ def curve(name: str, who: str, python: str, folder: str, seed: int) -> list[floa
 
 
 def keep(name: str, who: str, seed: int, scores: list[float]) -> None:
-    runs = json.loads(FILE.read_text()) if FILE.exists() else {}
-    runs.setdefault(name, {}).setdefault(who, {})[str(seed)] = [round(score, 1) for score in scores]
-    FILE.write_text(json.dumps(runs, indent=1, sort_keys=True).replace("\n    ", " ").replace("\n   ]", "]") + "\n")
+    """Adds a run to the file, which several of these scripts may write to."""
+    with FILE.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        runs = json.loads(file.read() or "{}")
+        runs.setdefault(name, {}).setdefault(who, {})[str(seed)] = [round(score, 1) for score in scores]
+        file.truncate(0)
+        file.write(json.dumps(runs, indent=1, sort_keys=True).replace("\n    ", " ").replace("\n   ]", "]") + "\n")
 
 
 def inside(mean: np.ndarray, seeds: np.ndarray) -> float:
@@ -83,22 +92,34 @@ def plot() -> None:
     from matplotlib.figure import Figure
 
     for name, runs in json.loads(FILE.read_text()).items():
+        if len(runs) < 2:
+            continue  # one side is not measured yet
         figure = Figure(figsize=(6.4, 3.4), dpi=120, layout="constrained")
         axes = figure.subplots()
         x = np.linspace(0, STEPS, PLACES + 1)[1:]
-        curves = {who: np.array(list(seeds.values())) for who, seeds in sorted(runs.items(), key=lambda it: it[0] == "penstock")}
+        curves = {
+            who: np.array(list(seeds.values()))
+            for who, seeds in sorted(runs.items(), key=lambda it: it[0] == "penstock")
+        }
         for colour, (who, seeds) in zip(("#D55E00", "#0072B2"), curves.items()):
             label = f"{'penstock' if who == 'penstock' else NAMES[name]}, {len(seeds)} seeds"
             axes.fill_between(x, seeds.min(0), seeds.max(0), color=colour, alpha=0.18, linewidth=0)
             axes.plot(x, seeds.mean(0), color=colour, linewidth=2.2, label=label)
-        axes.set(xlabel="Environment steps", ylabel=f"Mean return of the last {LAST} episodes", title="PPO on CartPole-v1: mean, lowest and highest")
+        axes.set(
+            xlabel="Environment steps",
+            ylabel=f"Mean return of the last {LAST} episodes",
+            title="PPO on CartPole-v1: mean and range",
+        )
         axes.grid(color="#D9D9D9", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, loc="upper left")
         figure.savefig(ROOT / "docs" / "images" / f"from-{name}.png")
         (_, theirs), (_, ours) = curves.items()
-        print(f"{name}: at {STEPS:,} steps {ours[:, -1].mean():.0f}, {NAMES[name]} {theirs[:, -1].mean():.0f}; of {PLACES} places "
-              f"ours is inside theirs at {inside(ours.mean(0), theirs):.0%}, theirs inside ours at {inside(theirs.mean(0), ours):.0%}")  # fmt: skip
+        shares = inside(ours.mean(0), theirs), inside(theirs.mean(0), ours)
+        ends = f"at {STEPS:,} steps {ours[:, -1].mean():.0f}, {NAMES[name]} {theirs[:, -1].mean():.0f}"
+        print(
+            f"{name}: {ends}; our mean is in their range at {shares[0]:.0%} of {PLACES} places, theirs in ours at {shares[1]:.0%}"
+        )
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ scripts of examples/ and linked source files as pages, lists of folders, and the
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import shutil
 import sys
@@ -18,8 +20,8 @@ import latex2mathml.converter
 
 ROOT = Path(__file__).parents[2]
 PAGES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
-COPIED = ("docs/*.md", "docs/images/*.svg", "docs/images/*.png", "*.md", "benchmarks/README.md", "benchmarks/results/*.md",
-          "benchmarks/results/*.png")  # fmt: skip
+COPIED = ("docs/*.md", "docs/notebooks/*.ipynb", "docs/images/*.svg", "docs/images/*.png", "*.md", "benchmarks/README.md",
+          "benchmarks/results/*.md", "benchmarks/results/*.png")  # fmt: skip
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 AREAS = {
     "algorithms": ("penstock.algos",),
@@ -88,6 +90,8 @@ def page_of(path: Path) -> str:
         return "index.md"
     if path.is_dir():
         return f"{name}/README.md" if (path / "README.md").exists() else f"{name}/index.md"
+    if path.suffix == ".ipynb":
+        return str(Path(name).with_suffix(".md"))
     return name if path.suffix in (".md", ".png", ".svg") else f"{name}.md"
 
 
@@ -132,6 +136,24 @@ def code_page(path: Path) -> str:
     return f"{head}# {path.name}\n\n`{name}`\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text}````\n"
 
 
+def notebook(path: Path, images: Path) -> str:
+    """An executed notebook as Markdown; its pictures are written to `images`, the folder of the page."""
+    images.mkdir(parents=True, exist_ok=True)
+    parts: list[str] = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{path.stem}-{cell['id']}.png"
+                (images / name).write_bytes(base64.b64decode(data["image/png"]))
+                parts.append(f"![Picture that the code above draws]({name})")
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def listing(folder: str) -> str:
     """A page that lists the files of a folder, each with its first line."""
     lines = [f"# {folder}", ""]
@@ -149,11 +171,11 @@ def stage() -> None:
     files: set[Path] = set()
     for path in sorted({path for pattern in COPIED for path in ROOT.glob(pattern)}):
         page = page_of(path)
-        if path.suffix == ".md":
-            text = path.read_text()
+        if path.suffix in (".md", ".ipynb"):
+            text = path.read_text() if path.suffix == ".md" else notebook(path, (PAGES / page).parent)
             for _, name, _ in LINK.findall(text):
                 there = (path.parent / name.partition("#")[0]).resolve()
-                if there.is_file() and there.suffix not in (".md", ".png", ".svg"):
+                if there.is_file() and there.suffix not in (".md", ".ipynb", ".png", ".svg"):
                     files.add(there)
             write(page, drawn(linked(text, path.parent, page)))
         else:
