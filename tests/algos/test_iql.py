@@ -12,7 +12,6 @@ import torch
 
 import penstock as ps
 from penstock.algos.iql import agent_fn
-from penstock.core.batch import TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs import toy
@@ -78,8 +77,8 @@ def learned(env: Any, algo: ps.IQL, batches: int = 8) -> Any:
     return policy.agent
 
 
-FAST: dict[str, Any] = dict(lr="linear(2e-2, 0)", discount=0.9, batch_size=64, replay_ratio=12.0, tau=0.2,
-                            net=ps.Net(hidden=(32,)), replay=ps.ReplaySettings(capacity=4_000))  # fmt: skip
+FAST: dict[str, Any] = {"lr": "linear(2e-2, 0)", "discount": 0.9, "batch_size": 64, "replay_ratio": 12.0, "tau": 0.2,
+                            "net": ps.Net(hidden=(32,)), "replay": ps.ReplaySettings(capacity=4_000)}  # fmt: skip
 SIGNS = ps.Inputs(torch.tensor([[-1.0], [1.0]]), None, None, None)  # pyright: ignore[reportArgumentType]
 
 

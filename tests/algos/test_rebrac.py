@@ -22,10 +22,8 @@ from penstock.replay.view import Transitions
 from tests.algos.filled import BOX, Chance, Record, assert_gradients_equal, drawn, filled
 from tests.algos.off_policy_slow import normal, q_of_point
 from tests.algos.test_control_probes import Lever, near, q
-from tests.replay.test_endings import B, records
-from tests.replay.test_endings import filled as filled_from
-from tests.replay.test_view import STEPS, elsewhere, golden
-from tests.replay.test_view import SPEC as CHOICES
+from tests.replay.test_endings import B, filled as filled_from, records
+from tests.replay.test_view import SPEC as CHOICES, STEPS, elsewhere, golden
 
 BOXES = partial(Chance, BOX)
 MINI: dict[str, Any] = {"batch_size": 24, "discount": 0.8, "replay": ps.ReplaySettings(capacity=600)}
@@ -125,10 +123,10 @@ def test_the_next_action_where_environments_reset_in_the_step_of_an_end(n_step: 
     assert 0 < held < len(t)
 
 
-FAST: dict[str, Any] = dict(
-    lr="linear(3e-2, 0)", discount=0.9, batch_size=32, replay_ratio=6.0, learning_starts=4_000, tau=0.2,
-    replay=ps.ReplaySettings(capacity=4_000), net=ps.Net(hidden=(32,), activation="relu"),
-)  # fmt: skip
+FAST: dict[str, Any] = {
+    "lr": "linear(3e-2, 0)", "discount": 0.9, "batch_size": 32, "replay_ratio": 6.0, "learning_starts": 4_000, "tau": 0.2,
+    "replay": ps.ReplaySettings(capacity=4_000), "net": ps.Net(hidden=(32,), activation="relu"),
+}  # fmt: skip
 
 
 def learned(env: Any, algo: Any, batches: int) -> tuple[Policy, Any]:
