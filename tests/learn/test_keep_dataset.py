@@ -55,7 +55,9 @@ ALGOS: dict[str, Any] = {
 def experiment(path: Path, algo: Any, sampler: Any = None, env: str = ENV, **replay: Any) -> ps.Experiment:
     if not path.exists():
         written(path, env=env)
-    return ps.Experiment(env, replace(algo, replay=kept(str(path), **replay)), sampler or ps.SerialSampler(T=4, B=3), RUN)
+    return ps.Experiment(
+        env, replace(algo, replay=kept(str(path), **replay)), sampler or ps.SerialSampler(T=4, B=3), RUN
+    )
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
@@ -99,7 +101,10 @@ def test_a_restored_run_goes_on_in_the_same_bits(name: str, tmp_path: Path) -> N
     assert not any("dataset" in file.name for file in (tmp_path / "run").rglob("*"))  # it is read, not stored
     other = written(tmp_path / "other", seed=1)
     changed = replace(exp, algo=replace(exp.algo, replay=kept(other)))
-    with Trainer(changed, tmp_path / "run") as trainer, pytest.raises(CheckpointError, match=r"replay.dataset=.*has changed"):
+    with (
+        Trainer(changed, tmp_path / "run") as trainer,
+        pytest.raises(CheckpointError, match=r"replay.dataset=.*has changed"),
+    ):
         trainer.restore()
 
 
@@ -208,5 +213,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_an_offline_algorithm_asks_for_data() -> None:
     for algo in (ps.IQL(**SMALL), ps.ReBRAC(**SMALL), ps.TD3BC(**SMALL), ps.CQL(**SMALL)):
-        with pytest.raises(ConfigError, match=r"use ps.OfflineSampler\(DIR\).*or keep one beside.*algo.replay.dataset DIR"):
+        with pytest.raises(
+            ConfigError, match=r"use ps.OfflineSampler\(DIR\).*or keep one beside.*algo.replay.dataset DIR"
+        ):
             Trainer(ps.Experiment(ENV, algo, ps.SerialSampler(T=4, B=3), RUN))

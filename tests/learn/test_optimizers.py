@@ -213,7 +213,23 @@ def test_the_settings_choose_the_optimizer(kind: Any, usual: Any):
 
 @pytest.mark.parametrize(
     "name",
-    ["ppo", "a2c", "impala", "appo", "bc", "marwil", "dqn", "r2d1", "sac", "td3", "ddpg", "discrete-sac", "cql", "iql", "rebrac"],
+    [
+        "ppo",
+        "a2c",
+        "impala",
+        "appo",
+        "bc",
+        "marwil",
+        "dqn",
+        "r2d1",
+        "sac",
+        "td3",
+        "ddpg",
+        "discrete-sac",
+        "cql",
+        "iql",
+        "rebrac",
+    ],
 )
 def test_every_algorithm_obeys(name: str):
     boxes = name in ("sac", "td3", "ddpg", "cql", "rebrac")
