@@ -1,9 +1,9 @@
 """IQL: learns Q and V of a dataset's actions, never of others (Kostrikov et al. 2021, arXiv:2110.06169).
 
 V is an expectile of Q over the data's actions, Q bootstraps from V, and the policy imitates actions by how much better
-than V they are. Differs from the paper: all losses of a step are taken at the same parameters (the authors' code updates
-V first), the Gaussian's mean is not squashed, truncated episodes bootstrap, n-step targets may be used, and single
-choices have critics of every action.
+than V they are. Differs from the paper: all losses of a step are taken at the same parameters (the authors' code
+updates V first), the Gaussian's mean is not squashed, truncated episodes bootstrap, n-step targets may be used, and
+single choices have critics of every action.
 """
 
 from __future__ import annotations
