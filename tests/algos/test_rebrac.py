@@ -110,7 +110,7 @@ def test_the_next_action_where_environments_reset_in_the_step_of_an_end(n_step: 
     spec, batches, record = records(7, 12)
     view = Transitions(n_step, 0.9, next_action=True)
     storage: Any = filled_from(spec, batches, view).storage
-    t, b = (x.ravel() for x in np.meshgrid(np.arange(storage.oldest, storage.head - n_step), np.arange(B)))
+    t, b = (x.ravel() for x in np.meshgrid(np.arange(storage.oldest, storage.head - n_step + 1), np.arange(B)))
     shown: Any = view.read(storage, t, b)
     held = 0
     for i, (row, slot) in enumerate(zip(t, b)):
@@ -171,7 +171,7 @@ def test_the_penalty_lowers_values_by_what_it_weighs() -> None:
 def test_norms_stand_in_the_critics_alone() -> None:
     names = dict(ps.ReBRAC().build(EnvSpec(LeafSpec("box", (2,), "float32"), LeafSpec("box", (1,), "float32", low=-1.0,
                                                                                     high=1.0))).agent.named_parameters())  # fmt: skip
-    assert {name.split(".")[0] for name in names if "norm_gain" in name} == {"critics", "target_critics"}
+    assert {name.split(".")[0] for name in names if "norm" in name} == {"critics", "target_critics"}
     with pytest.raises(ConfigError, match=r"net.norm='critic' needs a critic apart from the actor"):
         ps.DQN(net=ps.Net(norm="critic")).build(CHOICES)
 
