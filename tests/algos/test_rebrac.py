@@ -107,7 +107,7 @@ def test_the_next_action_by_hand() -> None:
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_the_next_action_where_environments_reset_in_the_step_of_an_end(n_step: int) -> None:
-    spec, batches, record = records(7, 12)
+    spec, batches, record = records(7, 11)
     view = Transitions(n_step, 0.9, next_action=True)
     storage: Any = filled_from(spec, batches, view).storage
     t, b = (x.ravel() for x in np.meshgrid(np.arange(storage.oldest, storage.head - n_step + 1), np.arange(B)))
