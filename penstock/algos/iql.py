@@ -1,9 +1,9 @@
-"""IQL: learns Q and V from a dataset without asking for other actions than its own (Kostrikov et al. 2021, 2110.06169).
+"""IQL: learns Q and V of a dataset's actions, never of others (Kostrikov et al. 2021, arXiv:2110.06169).
 
-Implicit Q-learning: V is an expectile of Q over the data's actions, Q bootstraps from V, and the policy imitates actions
-by how much better than V they are. Differs from the paper: all losses of a step are taken at the same parameters (the
-authors' code updates V first), the Gaussian's mean is not squashed, truncated episodes bootstrap, n-step targets may be
-used, and single choices have critics of every action.
+V is an expectile of Q over the data's actions, Q bootstraps from V, and the policy imitates actions by how much better
+than V they are. Differs from the paper: all losses of a step are taken at the same parameters (the authors' code
+updates V first), the Gaussian's mean is not squashed, truncated episodes bootstrap, n-step targets may be used, and
+single choices have critics of every action.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def with_critics(agent: Agent, spec: EnvSpec, settings: Any) -> Agent:
     """
     if hasattr(agent, "q"):
         return agent
-    net, seen, action = settings.net, agent.preparation.obs, spec.action
+    net, seen, action, k = settings.net, agent.preparation.obs, spec.action, getattr(settings, "critics", 2)
     if net.is_recurrent:
         raise ConfigError(f"IQL with net.recurrent={net.recurrent!r}; BC and MARWIL learn with memory")
     if (net.actor_keys, net.critic_keys) != (None, None):
@@ -54,10 +54,10 @@ def with_critics(agent: Agent, spec: EnvSpec, settings: Any) -> Agent:
             "actor reads: leave both out, and keys out of the environment by env_drop"
         )
     if isinstance(action, LeafSpec) and action.kind == "discrete":
-        critics: Any = ChoiceNetwork(spec, seen, net.of("critic"), action.sizes[0], settings.critics)
+        critics: Any = ChoiceNetwork(spec, seen, net.of("critic"), action.sizes[0], k)
     elif isinstance(action, LeafSpec) and action.kind == "box":
         agent.add_module("box", ActionBox(action, "IQL"))
-        critics = Critics(spec, net.of("critic"), action.size, settings.critics)
+        critics = Critics(spec, net.of("critic"), action.size, k)
     else:
         raise ConfigError(
             f"IQL needs a box or one discrete action; the environment takes {describe(action)}: use MARWIL or BC, "
@@ -73,8 +73,8 @@ def q_of(agent: Any, critics: Any, inputs: Inputs, action: Tensor) -> Tensor:
     obs = agent.prepared(inputs.obs)
     if hasattr(agent, "box"):
         return critics(inputs, obs, agent.box.to_unit(action))
-    index = action.long() - int(agent.spec.action.start)
-    return critics(inputs, obs).gather(2, index.expand(1, -1).unsqueeze(2)).squeeze(2)
+    every, index = critics(inputs, obs), action.long() - int(agent.spec.action.start)
+    return every.gather(2, index.expand(len(every), -1).unsqueeze(2)).squeeze(2)
 
 
 def postprocess_fn(agent: Agent, x: TrainBatch, cfg: IQL) -> TrainBatch:

@@ -42,9 +42,10 @@ def postprocess_fn(agent: ControlAgent, x: TrainBatch, cfg: ReBRAC) -> TrainBatc
 
 
 def loss_fn(agent: ControlAgent, x: TrainBatch, cfg: ReBRAC) -> Loss:
-    """Critics: (Q - target)^2. Actor, every `policy_delay` steps: actor_bc |mu(s) - a|^2 - Q(s, mu(s)) / mean |Q| (eq. 4).
+    """Critics: (Q - target)^2. Actor, every `policy_delay` steps: actor_bc |mu(s) - a|^2 - Q(s, mu(s)) / mean |Q|.
 
-    TD3+BC has the mean over elements, the first critic, and all of this times alpha = 1 / actor_bc, which changes nothing.
+    That is equation 4. TD3+BC has the mean over elements, the first critic, and all of this times alpha = 1 / actor_bc,
+    which changes nothing.
     """
     taken = agent.box.to_unit(x["action"])
     critic_loss, priorities = ops.critic_loss(agent.q(x.inputs, taken), x["target"], x.rows.get("weight"))
@@ -115,7 +116,7 @@ class TD3BC(ReBRAC):
     lr: Rate = 3e-4
     """Adam's step size of the critics, usually 3e-4 to 1e-3."""
     actor_bc: Weight = 0.4
-    """Weight of the mean squared distance of the actor's actions from the data's: 1 / alpha of the paper, whose is 2.5."""
+    """Weight of the mean squared distance of the actor's actions from the data's: 1 / alpha of the paper (2.5)."""
     critic_bc: Weight = 0.0
     """Weight of the squared distance at the next step in targets; 0 in the paper."""
     net: Net = Net(hidden=(256, 256), activation="relu", normalize_obs=True)

@@ -265,8 +265,8 @@ def keep_dataset(policy: Policy, sampler: Any) -> None:
 def _require_minibatch(steps: int, needed: int, batch_size: int) -> None:
     if steps < needed:
         raise ConfigError(
-            f"the dataset has {steps:,} steps, fewer than the {needed:,} that a minibatch of batch_size={batch_size} takes "
-            "of it; record more, or use a smaller batch_size"
+            f"the dataset has {steps:,} steps, fewer than the {needed:,} that a minibatch of batch_size={batch_size} "
+            "takes of it; record more, or use a smaller batch_size"
         )
 
 

@@ -283,8 +283,8 @@ class Replay:
         count = round(self.settings.dataset_share * n)
         if not 0 < count < n:
             raise ConfigError(
-                f"replay.dataset_share={self.settings.dataset_share:g} makes {count} of batch_size={n} samples; expected "
-                "at least one of the dataset and one of the rows collected"
+                f"replay.dataset_share={self.settings.dataset_share:g} makes {count} of batch_size={n} samples; "
+                "expected at least one of the dataset and one of the rows collected"
             )
         return count
 
@@ -367,8 +367,8 @@ class Replay:
             return
         if state.get("dataset", self.fingerprint) != self.fingerprint:
             raise CheckpointError(
-                f"replay.dataset={self.settings.dataset!r} has changed since the checkpoint was written, so the run cannot "
-                "go on as if it had not stopped; put the old one back, or start anew with --init"
+                f"replay.dataset={self.settings.dataset!r} has changed since the checkpoint was written, so the run "
+                "cannot go on as if it had not stopped; put the old one back, or start anew with --init"
             )
         store, index = self._live()
         require_alike(state, arrays, [store.storage.rows, self._slots], self.settings.index, index)
@@ -435,8 +435,8 @@ class ReplaySchedule:
             )
         if replay.settings.dataset and sample_rows > 1:
             raise ConfigError(
-                f"replay.dataset={replay.settings.dataset!r} with samples of {sample_rows} rows; expected an algorithm of "
-                "single transitions, such as SAC, TD3, DQN, CQL, IQL or ReBRAC"
+                f"replay.dataset={replay.settings.dataset!r} with samples of {sample_rows} rows; expected an algorithm "
+                "of single transitions, such as SAC, TD3, DQN, CQL, IQL or ReBRAC"
             )
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size

@@ -67,8 +67,8 @@ class ReplaySettings:
         check_settings(self, "replay.")
         if self.dataset and (self.index != "uniform" or self.shards):
             raise ConfigError(
-                f"replay.dataset={self.dataset!r} with replay.index={self.index!r}, replay.shards={self.shards}; a fixed "
-                "share of a minibatch is drawn uniformly, by the learner: use index='uniform' and shards=0"
+                f"replay.dataset={self.dataset!r} with replay.index={self.index!r}, replay.shards={self.shards}; a "
+                "fixed share of a minibatch is drawn uniformly, by the learner: use index='uniform' and shards=0"
             )
 
 

@@ -104,9 +104,8 @@ class Transitions:
         return TrainBatch(storage.inputs(at[0], self.fed), rows)
 
     def _goes_on(self, storage: Storage, t: Rows, b: Rows) -> Array:
-        """[N] bool: rows t were acted on, in the episode of the rows before them."""
-        last, at = storage.places(t - 1, b), storage.places(t, b)
-        found = storage.valid(at) & (t < storage.head) & ~(storage.terminated(last) | storage.truncated(last))
+        """[N] bool: rows t were acted on, in the episode of the rows before them; the row after an end is not valid."""
+        found = storage.valid(storage.places(t, b)) & (t < storage.head)
         return found if storage.endings is None else found & ~storage.endings.ended(t - 1, b)
 
     def returns(self, storage: Storage, t: Rows, b: Rows) -> tuple[Array, Array, Rows]:

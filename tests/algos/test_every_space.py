@@ -133,6 +133,8 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, gym.Space[Any]]]] = {
     "td3": (ps.TD3(**SAMPLES), BOXES),
     "ddpg": (ps.DDPG(**SAMPLES), BOXES),
     "cql": (ps.CQL(**SAMPLES), BOXES | CHOICES),
+    "iql": (ps.IQL(**SAMPLES), BOXES | CHOICES),
+    "rebrac": (ps.ReBRAC(**SAMPLES), BOXES),
     "pqn": (ps.PQN(**MINI | {"net": ps.Net(hidden=(8,), activation="silu", norm="layer")}), CHOICES),
     "pqn lstm": (ps.PQN(**MINI | {"net": replace(LSTM, activation="elu", norm="layer")}), CHOICES),
     "tqc": (ps.TQC(**SAMPLES | {"net": ps.Net(hidden=(8,), norm="layer")}, quantiles=5, drop=1), BOXES),

@@ -65,6 +65,8 @@ CASES: dict[str, tuple[str, Any]] = {
     "td3": ("Pendulum-v1", ps.TD3(**SMALL)),
     "ddpg": ("Pendulum-v1", ps.DDPG(**SMALL)),
     "cql": ("Pendulum-v1", ps.CQL(**SMALL)),
+    "iql": ("Pendulum-v1", ps.IQL(**SMALL)),
+    "rebrac": ("Pendulum-v1", ps.ReBRAC(**SMALL)),
     "discrete-sac": ("CartPole-v1", ps.DiscreteSAC(**SMALL)),
 }  # fmt: skip
 

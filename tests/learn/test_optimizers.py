@@ -213,10 +213,26 @@ def test_the_settings_choose_the_optimizer(kind: Any, usual: Any):
 
 @pytest.mark.parametrize(
     "name",
-    ["ppo", "a2c", "impala", "appo", "bc", "marwil", "dqn", "r2d1", "sac", "td3", "ddpg", "discrete-sac", "cql"],
+    [
+        "ppo",
+        "a2c",
+        "impala",
+        "appo",
+        "bc",
+        "marwil",
+        "dqn",
+        "r2d1",
+        "sac",
+        "td3",
+        "ddpg",
+        "discrete-sac",
+        "cql",
+        "iql",
+        "rebrac",
+    ],
 )
 def test_every_algorithm_obeys(name: str):
-    boxes = name in ("sac", "td3", "ddpg", "cql")
+    boxes = name in ("sac", "td3", "ddpg", "cql", "rebrac")
     action = (
         LeafSpec("box", (1,), "float32", low=-1.0, high=1.0) if boxes else LeafSpec("discrete", (), "int64", sizes=(2,))
     )

@@ -83,6 +83,8 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     "discrete-sac": ("CartPole-v1", ps.DiscreteSAC(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "cql": ("CartPole-v1", ps.CQL(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "cql-boxes": ("Pendulum-v1", ps.CQL(**BOXES, threshold=1.0, replay=kept()), 8, 8, (4, 4)),
+    "rebrac": ("Pendulum-v1", ps.ReBRAC(**BOXES, replay=kept()), 8, 8, (3, 5)),
+    "iql": ("CartPole-v1", ps.IQL(**BOXES, replay=kept()), 8, 8, (3, 5)),
     "r2d1": (
         "CartPole-v1",
         ps.R2D1(

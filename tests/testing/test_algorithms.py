@@ -43,6 +43,7 @@ OFF_POLICY = {
     "rainbow": ps.DQN(replay=PRIORITIZED, distributional="c51", noisy=True, dueling=True, n_step=3, **SMALL),
     "quantile": ps.DQN(replay=UNIFORM, distributional="quantile", n_atoms=5, **SMALL),
     "discrete-sac": ps.DiscreteSAC(replay=UNIFORM, **SMALL),
+    "iql choices": ps.IQL(replay=UNIFORM, **SMALL),
     "r2d1": ps.R2D1(train_length=4, burn_in=2, state_interval=8, n_step=2, batch_size=4, learning_starts=24, net=LSTM,
                     replay=ps.ReplaySettings(capacity=400, index="prioritized")),
 }  # fmt: skip
@@ -54,6 +55,9 @@ BOXES = {
     "td3": ps.TD3(replay=UNIFORM, **SMALL),
     "fast-td3": ps.TD3(replay=UNIFORM, distributional="c51", exploration_noise_low=0.01, target_actor=False, **SMALL),
     "fast-sac-per": ps.SAC(replay=PRIORITIZED, distributional="c51", clipped_double=False, policy_delay=2, **SMALL),
+    "rebrac": ps.ReBRAC(replay=UNIFORM, **SMALL),
+    "td3-bc": ps.TD3BC(replay=UNIFORM, **SMALL),
+    "iql": ps.IQL(replay=UNIFORM, **SMALL),
     "ddpg": ps.DDPG(replay=UNIFORM, **SMALL),
 }
 BATCH = ps.BatchSpec(T=8, B=4)
