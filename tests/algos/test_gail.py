@@ -195,6 +195,7 @@ def recorded(path: Path, env: Any = Match) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_plays_without_its_dataset(tmp_path: Path) -> None:
     algo = ps.GAIL(dataset=recorded(tmp_path / "d"), epochs=1, minibatch=32, net=SMALL)
 
