@@ -1,7 +1,7 @@
 """GAIL: an on-policy algorithm, here PPO, that a discriminator rewards for acting as demonstrations do.
 
-Ho and Ermon 2016, "Generative adversarial imitation learning", arXiv:1606.03476, algorithm 1. D(s, a) is the chance that
-a pair is of the demonstrations, 1 - D in the paper.
+Ho and Ermon 2016, "Generative adversarial imitation learning", arXiv:1606.03476, algorithm 1. D(s, a) is the chance
+that a pair is of the demonstrations, 1 - D in the paper.
 
 Differs from the paper: PPO in place of TRPO; the discriminator takes its steps on the policy's minibatches, so rewards
 are those of D before the batch; a gradient penalty (Gulrajani et al. 2017, arXiv:1704.00028, eq. 3); by `reward` other
@@ -119,8 +119,8 @@ class Demonstrations:
         rng = generator(self._seed, Purpose.DEMONSTRATE, batch)
         index = drawn(lambda T, B: rng.integers(self._count, size=(T, B)), valid)
         mix = drawn(lambda T, B: rng.random((T, B), np.float32), valid)
-        obs, action = tree_map(lambda x: x[index.to(x.device)].to(valid.device), (self.obs, self.action))
-        return {"shown": {"obs": obs, "action": action}, "mix": mix}
+        shown = tree_map(lambda x: x[index].to(valid.device), {"obs": self.obs, "action": self.action})
+        return {"shown": shown, "mix": mix.to(valid.device)}
 
 
 def reward_of(logit: Tensor, form: str) -> Tensor:
@@ -227,8 +227,8 @@ class GAIL(PPO):
         if net.prev_reward or net.normalize_reward or net.clip_reward:
             raise ConfigError(
                 f"GAIL with net.prev_reward={net.prev_reward}, net.normalize_reward={net.normalize_reward}, "
-                f"net.clip_reward={net.clip_reward}, which are of the environment's reward; leave them out: rewards are "
-                "the discriminator's, and normalize_value=True makes their size not matter"
+                f"net.clip_reward={net.clip_reward}, which are of the environment's reward; leave them out: rewards "
+                "are the discriminator's, and normalize_value=True makes their size not matter"
             )
         if net.actor_keys is not None or net.critic_keys is not None:
             raise ConfigError(
@@ -244,5 +244,6 @@ class GAIL(PPO):
         """
         check_spec(source.spec, policy.spec, f"dataset {source.name}", "the environment")
         demonstrations = Demonstrations.read(source, policy.seed)
-        policy.postprocess_fn = functools.partial(policy.postprocess_fn, demonstrations=demonstrations)
+        function: Any = policy.postprocess_fn
+        policy.postprocess_fn = functools.partial(function, demonstrations=demonstrations)
         policy.teacher, policy.teacher_digest = f"dataset {source.name}", source.fingerprint

@@ -66,6 +66,7 @@ def test_the_mixture_by_hand() -> None:
     assert info["expert"].squeeze(1).tolist() == [-10.0] * 3
     assert state is None
     assert agent.act(rows(1), None, None)[0].item() == 10.0
+    assert agent.exported() is agent.learner
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
@@ -228,7 +229,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> No
         refused(ps.DAgger(expert=expert_run(tmp_path / "p", "Pendulum-v1")), ps.EnvConfig("Pendulum-v1", wrappers=(discrete,)))
     weights = next((tmp_path / "e").rglob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(ps.CheckpointError, match="no good checkpoint in .*its manifest says"):
+    with pytest.raises(ps.CheckpointError, match=r"no good checkpoint in .*its manifest says"):
         refused(ps.DAgger(expert=run))
     with pytest.raises(ps.ConfigError, match="an expert may have memory, the learner not"):
         ps.DAgger(net=LSTM)

@@ -234,7 +234,7 @@ def refused(algo: Any, env: Any = "CartPole-v1") -> None:
 def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ps.ConfigError, match=r"GAIL with dataset='', so there is nothing to imitate.*--algo.dataset PATH"):
         refused(ps.GAIL())
-    with pytest.raises(ps.ConfigError, match="no dataset at .*missing"):
+    with pytest.raises(ps.ConfigError, match=r"no dataset at .*missing"):
         refused(ps.GAIL(dataset=str(tmp_path / "missing")))
     with pytest.raises(ps.ConfigError, match=r"dataset .*d has other spaces than the environment: shape of obs is \(1,\)"):
         refused(ps.GAIL(dataset=recorded(tmp_path / "d")))
