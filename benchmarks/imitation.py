@@ -38,7 +38,7 @@ RUNS: dict[str, dict[str, tuple[Any, Any, int]]] = {
         "gail": (
             ps.GAIL(lr="linear(1e-3, 0)", minibatch=256, discount=0.95, net=PENDULUM),
             ps.SerialSampler(T=64, B=16),
-            150_000,
+            100_000,
         ),
         "dagger": (ps.DAgger(lr="linear(1e-3, 0)", net=PENDULUM), ps.SerialSampler(T=50, B=8), 10_000),
     },

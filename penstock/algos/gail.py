@@ -10,7 +10,6 @@ forms of the reward, as the paper's favours long episodes (Kostrikov et al. 2019
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -46,6 +45,8 @@ class Discriminator(nn.Module):
         obs: spec of the observation as the agent prepares it. net: says how images are read. hidden: widths, with tanh.
     """
 
+    demonstrations: Demonstrations | None = None
+    """Set by `teach`; None in a policy that is only to act."""
     batches: Tensor
     """Number of batches for which demonstrations were drawn, int64."""
 
@@ -88,6 +89,8 @@ def _begun_anew(own: Discriminator, state: dict[str, Tensor], prefix: str, *_: A
 class Demonstrations:
     """Pairs of demonstrations in memory, and which of them a batch is compared with.
 
+    They stay with the learner: a copy of its agent shares them, and one that travels to a worker has None.
+
     Args:
         obs, action: leaves [N, ...] of tensors on the CPU. seed: of the draws.
     """
@@ -114,13 +117,19 @@ class Demonstrations:
         obs = tree_map(joined, *(tree_map(lambda x: x[:-1], episode.obs) for episode in episodes))
         return cls(obs, tree_map(joined, *(episode.action for episode in episodes)), seed)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Demonstrations:
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
     def draw(self, batch: int, valid: Tensor) -> dict[str, Tree]:
         """Rows [T, B] for batch number `batch`: `shown`, a pair of the demonstrations each, and `mix`, a uniform."""
         rng = generator(self._seed, Purpose.DEMONSTRATE, batch)
         index = drawn(lambda T, B: rng.integers(self._count, size=(T, B)), valid)
         mix = drawn(lambda T, B: rng.random((T, B), np.float32), valid)
-        shown = tree_map(lambda x: x[index].to(valid.device), {"obs": self.obs, "action": self.action})
-        return {"shown": shown, "mix": mix.to(valid.device)}
+        shown = tree_map(lambda x: x[index.to(x.device)].to(valid.device), {"obs": self.obs, "action": self.action})
+        return {"shown": shown, "mix": mix}
 
 
 def reward_of(logit: Tensor, form: str) -> Tensor:
@@ -130,22 +139,20 @@ def reward_of(logit: Tensor, form: str) -> Tensor:
     return -softplus(-logit) if form == "negative" else logit
 
 
-def postprocess_fn(
-    agent: Agent, batch: SampleBatch, cfg: GAIL, demonstrations: Demonstrations | None = None
-) -> TrainBatch:
+def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: GAIL) -> TrainBatch:
     """The algorithm's own rows for a batch [T, B] with D's rewards, and beside each row one of the demonstrations."""
-    if demonstrations is None:
+    judge = _discriminator(agent)
+    if judge.demonstrations is None:
         raise ConfigError(
             "GAIL has no demonstrations; name a dataset, --algo.dataset DIR, or in a loop of your own: "
             "algo.teach(policy, open_dataset(DIR)) of penstock.datasets.reader"
         )
-    judge = _discriminator(agent)
     flat: Any = tree_map(lambda x: x.flatten(0, 1), (batch.inputs_t.obs, batch.action))
     with torch.no_grad():
         logit = judge.logit(judge.features(agent.prepared(flat[0]), flat[1])).reshape(batch.valid.shape)
     reward = torch.where(batch.valid, reward_of(logit, cfg.reward), 0.0)
     data = cfg.inner.postprocess(agent, replace(batch, prev_reward=torch.cat([batch.prev_reward[:1], reward])), cfg)
-    shown = demonstrations.draw(int(judge.batches), batch.valid)
+    shown = judge.demonstrations.draw(int(judge.batches), batch.valid)
     judge.batches += 1
     metrics = {**(data.metrics or {}), "imitation_reward": ops.masked_mean(reward, batch.valid)}
     return replace(data, rows={**data.rows, **shown}, metrics=metrics)
@@ -243,7 +250,5 @@ class GAIL(PPO):
             ConfigError: they are of other spaces than the policy, or do not fit into memory.
         """
         check_spec(source.spec, policy.spec, f"dataset {source.name}", "the environment")
-        demonstrations = Demonstrations.read(source, policy.seed)
-        function: Any = policy.postprocess_fn
-        policy.postprocess_fn = functools.partial(function, demonstrations=demonstrations)
+        _discriminator(policy.agent).demonstrations = Demonstrations.read(source, policy.seed)
         policy.teacher, policy.teacher_digest = f"dataset {source.name}", source.fingerprint

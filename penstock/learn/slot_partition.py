@@ -46,10 +46,10 @@ def sample_mean(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def drawn(draw: Callable[[int, int], np.ndarray[Any, Any]], valid: Tensor) -> Tensor:
-    """[T, B] on the CPU for a batch in a `postprocess_fn`: this learner's columns of `draw(T, B of all learners)`."""
+    """The columns [T, B] of `draw(T, B of all learners)` for the batch of this one, in a `postprocess_fn`."""
     (T, B), partition = valid.shape, _present.get()
     x = draw(T, B) if partition is None else draw(T, partition.total)[:, partition.local_slots]
-    return torch.from_numpy(x)
+    return torch.from_numpy(x).to(valid.device)
 
 
 def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -123,6 +125,13 @@ def test_draws_follow_from_seed_and_batch() -> None:
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(1, 1) and drawn(1, 0) != drawn(2, 0)
+
+
+def test_demonstrations_stay_with_the_learner() -> None:
+    agent: Any = TaughtGAIL(net=SMALL).build(SPEC).agent
+    held = agent.discriminator.demonstrations
+    assert copy.deepcopy(agent).discriminator.demonstrations is held is not None
+    assert cloudpickle.loads(cloudpickle.dumps(agent)).discriminator.demonstrations is None
 
 
 def test_the_environments_reward_plays_no_part() -> None:
