@@ -220,6 +220,5 @@ class DAgger(OffPolicySettings):
                 "several policies: ps.load(DIR)['shared']"
             )
         check_spec(agent.spec, policy.spec, "the expert", "the environment")
-        expert.act_only()
         guided.__dict__["expert"] = agent.requires_grad_(False).to(policy.device)
         policy.teacher, policy.teacher_digest = "the expert", parameters_digest(agent).hex()

@@ -16,7 +16,7 @@ from penstock.algos.dagger import GuidedAgent
 from penstock.core.batch import Inputs
 from penstock.core.spec import LeafSpec
 from penstock.envs.toy import Match, TMaze
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from tests.algos.taught import SMALL, TaughtDAgger
 from tests.samplers.placed import PLACES, differences, run
 from tests.slow import slow
@@ -67,6 +67,27 @@ def test_the_mixture_by_hand() -> None:
     assert state is None
     assert agent.act(rows(1), None, None)[0].item() == 10.0
     assert agent.exported() is agent.learner
+
+
+def test_a_slots_number_stays_the_last_of_the_noise() -> None:
+    learner = Says(10.0, 2)
+    learner.env_ranks = True
+    agent = GuidedAgent(learner)
+    agent.__dict__["expert"] = Says(-10.0, 0)
+    agent.beta.fill_(0.5)
+    seen: list[Any] = []
+    learner.act = lambda inputs, state, noise: (seen.append(noise), Says.act(learner, inputs, state, noise))[1]  # pyright: ignore
+    action, _, _ = agent.act(rows(2), None, torch.tensor([[0.25, 0.4, 0.0], [0.25, 0.6, 1.0]]))
+    assert action.squeeze(1).tolist() == [-10.0, 10.25]
+    assert seen[0].tolist() == [[0.25, 0.0], [0.25, 1.0]]
+
+
+def test_learner_and_expert_go_where_the_agent_goes() -> None:
+    agent = guided()
+    agent.double()
+    assert agent.expert is not None
+    assert {x.dtype for part in (agent.learner, agent.expert) for x in part.parameters()} == {torch.float64}
+    assert set(ps.DAgger(net=SMALL).build(SPEC).agent.norm_groups()) == {"actor", "critic"}
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])

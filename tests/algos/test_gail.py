@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.algos import gail
 from penstock.algos.gail import Demonstrations, loss_fn, reward_of
 from penstock.core.batch import Inputs
 from penstock.core.spec import LeafSpec
@@ -162,8 +163,8 @@ def test_the_discriminator_finds_its_optimum() -> None:
     policy = algo.build(sampler.spec, seed=0)
     algo.teach(policy, pulls(sampler.spec, [0, 0, 0, 1]))
     sampler.initialize(policy.agent)
-    for itr in range(20):
-        policy.set_progress(itr / 20)
+    for itr in range(10):
+        policy.set_progress(itr / 10)
         metrics = ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
     judge: Any = policy.agent.get_submodule("discriminator")
     with torch.no_grad():
@@ -183,7 +184,7 @@ def test_the_demonstrated_arm_is_pulled_though_it_pays_less(inner: Any) -> None:
     policy = algo.build(sampler.spec, seed=0)
     algo.teach(policy, pulls(sampler.spec, [0]))
     sampler.initialize(policy.agent)
-    for itr in range(30):
+    for itr in range(20):
         ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
     assert sampler.evaluate_agent(0, 16, deterministic=False).mean_return < -0.8  # arm 0 pays -1
 
@@ -240,7 +241,7 @@ def refused(algo: Any, env: Any = "CartPole-v1") -> None:
     ps.train(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), ps.RunConfig(16, **QUIET)))
 
 
-def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ps.ConfigError, match=r"GAIL with dataset='', so there is nothing to imitate.*--algo.dataset PATH"):
         refused(ps.GAIL())
     with pytest.raises(ps.ConfigError, match=r"no dataset at .*missing"):
@@ -254,6 +255,11 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> No
     for net in (ps.Net(prev_reward=True), ps.Net(normalize_reward=True), ps.Net(clip_reward=True)):
         with pytest.raises(ps.ConfigError, match="which are of the environment's reward"):
             ps.GAIL(net=net)
+    with pytest.raises(ps.ConfigError, match="expected one observation for actor, critic and discriminator"):
+        ps.GAIL(net=ps.Net(actor_keys=("a",), critic_keys=("a", "b")))
+    with monkeypatch.context() as patched, pytest.raises(ps.ConfigError, match=r"takes 0.0 GB, twice that .* fewer episodes"):
+        patched.setattr(gail, "free_memory", lambda: 10)
+        refused(ps.GAIL(dataset=recorded(tmp_path / "large")), Match)
     sampler = ps.SerialSampler(T=4, B=2).build(Match, 0)
     policy = ps.GAIL(net=SMALL).build(sampler.spec)
     sampler.initialize(policy.agent)
