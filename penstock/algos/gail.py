@@ -162,11 +162,13 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
     """The algorithm's own loss; E_policy[-log(1 - D)] + E_shown[-log D] (eq. 17) + c (|grad D| - 1)^2."""
     loss, judge, valid = cfg.inner.loss(agent, x, cfg), _discriminator(agent), x.valid
     lead = x["mix"].shape
-    pairs = [(x.inputs.obs, x["action"]), (x["shown"]["obs"], x["shown"]["action"])]
-    if len(lead) > 1:
-        pairs = tree_map(lambda leaf: leaf.flatten(0, len(lead) - 1), pairs)
-    ours, shown = (judge.features(agent.prepared(obs), action) for obs, action in pairs)
-    logits = [judge.logit(features).reshape(lead) for features in (ours, shown)]
+
+    def beside(ours: Tensor, shown: Tensor) -> Tensor:
+        return torch.cat([leaf.flatten(0, len(lead) - 1) for leaf in (ours, shown)])
+
+    obs = agent.prepared(tree_map(beside, x.inputs.obs, x["shown"]["obs"]))
+    features = judge.features(obs, tree_map(beside, x["action"], x["shown"]["action"]))
+    logits = judge.logit(features).reshape(2, *lead)
     judged = ops.masked_mean(softplus(logits[0]), valid) + ops.masked_mean(softplus(-logits[1]), valid)
     metrics = {
         "discriminator_loss": judged,
@@ -174,7 +176,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
         "accuracy_expert": ops.masked_mean((logits[1] > 0.0).float(), valid),
     }
     if cfg.gradient_penalty:
-        between = torch.lerp(ours.detach(), shown.detach(), x["mix"].reshape(-1, 1)).requires_grad_()
+        between = torch.lerp(*features.detach().chunk(2), x["mix"].reshape(-1, 1)).requires_grad_()
         (slope,) = torch.autograd.grad(judge.logit(between).sum(), between, create_graph=True)
         penalty = ops.masked_mean((slope.square().sum(-1) + 1e-12).sqrt().sub(1.0).square().reshape(lead), valid)
         judged, metrics["gradient_penalty"] = judged + cfg.gradient_penalty * penalty, penalty
