@@ -41,10 +41,10 @@ ALSO = {
         "penstock.samplers.sampler",
         *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "agent_observations")),
     },
-    "algos": {"penstock.samplers.sampler", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},
+    "algos": {"penstock.samplers.sampler", "penstock.datasets.episode", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},
 }
-"""Single modules of other layers: the Sampler Protocol, which learners are given and never make; and environments'
-settings, in which `Policies.seat` says who plays whom."""
+"""Single modules of other layers: the Protocols Sampler and EpisodeSource, of which learners are given one and never make
+any; and environments' settings, in which `Policies.seat` says who plays whom."""
 ENTRY = {"__init__.py": {"core"}, "__main__.py": {"cli"}}
 """Modules of the package itself. What `__init__` imports under TYPE_CHECKING is never run; its lazy table is text."""
 CORE_MAY = {"numpy", "optree"}

@@ -39,13 +39,15 @@ from penstock.replay.view import Transitions
 class GuidedAgent(Agent):
     """A learner that an expert guides: one of them acts, and `info["expert"]` is the expert's action.
 
-    Its modules, parameters and buffers are the learner's, so that a checkpoint holds what one of BC holds. The expert is
-    none of them: it never changes, and travels to workers with the agent. Without noise the learner acts alone.
+    Its modules, parameters and buffers are the learner's, so that a checkpoint holds what one of BC holds. The expert
+    is none of them: it never changes, and travels to workers with the agent. Without noise the learner acts alone.
 
     Args:
         learner: an agent without memory.
     """
 
+    learner: Agent
+    """Learns, and acts in evaluations."""
     expert: Agent | None
     """Acts deterministically, with a memory of its own if it has one; None in a policy that is only to act."""
     beta: Tensor
@@ -67,7 +69,7 @@ class GuidedAgent(Agent):
         return None if self.expert is None else self.expert.initial_state(B)
 
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
-        learner: Agent = self.learner
+        learner = self.learner
         if noise is None or self.expert is None:
             inner = None if noise is None else self._noise_of(noise)
             action, info, _ = learner.act(inputs, None, inner)
@@ -218,6 +220,5 @@ class DAgger(OffPolicySettings):
                 "several policies: ps.load(DIR)['shared']"
             )
         check_spec(agent.spec, policy.spec, "the expert", "the environment")
-        expert.act_only()
         guided.__dict__["expert"] = agent.requires_grad_(False).to(policy.device)
         policy.teacher, policy.teacher_digest = "the expert", parameters_digest(agent).hex()

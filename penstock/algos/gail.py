@@ -1,7 +1,7 @@
 """GAIL: an on-policy algorithm, here PPO, that a discriminator rewards for acting as demonstrations do.
 
-Ho and Ermon 2016, "Generative adversarial imitation learning", arXiv:1606.03476, algorithm 1. D(s, a) is the chance that
-a pair is of the demonstrations, 1 - D in the paper.
+Ho and Ermon 2016, "Generative adversarial imitation learning", arXiv:1606.03476, algorithm 1. D(s, a) is the chance
+that a pair is of the demonstrations, 1 - D in the paper.
 
 Differs from the paper: PPO in place of TRPO; the discriminator takes its steps on the policy's minibatches, so rewards
 are those of D before the batch; a gradient penalty (Gulrajani et al. 2017, arXiv:1704.00028, eq. 3); by `reward` other
@@ -10,7 +10,6 @@ forms of the reward, as the paper's favours long episodes (Kostrikov et al. 2019
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -46,6 +45,8 @@ class Discriminator(nn.Module):
         obs: spec of the observation as the agent prepares it. net: says how images are read. hidden: widths, with tanh.
     """
 
+    demonstrations: Demonstrations | None = None
+    """Set by `teach`; None in a policy that is only to act."""
     batches: Tensor
     """Number of batches for which demonstrations were drawn, int64."""
 
@@ -88,6 +89,8 @@ def _begun_anew(own: Discriminator, state: dict[str, Tensor], prefix: str, *_: A
 class Demonstrations:
     """Pairs of demonstrations in memory, and which of them a batch is compared with.
 
+    They stay with the learner: a copy of its agent shares them, and one that travels to a worker has None.
+
     Args:
         obs, action: leaves [N, ...] of tensors on the CPU. seed: of the draws.
     """
@@ -114,13 +117,19 @@ class Demonstrations:
         obs = tree_map(joined, *(tree_map(lambda x: x[:-1], episode.obs) for episode in episodes))
         return cls(obs, tree_map(joined, *(episode.action for episode in episodes)), seed)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Demonstrations:
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
     def draw(self, batch: int, valid: Tensor) -> dict[str, Tree]:
         """Rows [T, B] for batch number `batch`: `shown`, a pair of the demonstrations each, and `mix`, a uniform."""
         rng = generator(self._seed, Purpose.DEMONSTRATE, batch)
         index = drawn(lambda T, B: rng.integers(self._count, size=(T, B)), valid)
         mix = drawn(lambda T, B: rng.random((T, B), np.float32), valid)
-        obs, action = tree_map(lambda x: x[index.to(x.device)].to(valid.device), (self.obs, self.action))
-        return {"shown": {"obs": obs, "action": action}, "mix": mix}
+        shown = tree_map(lambda x: x[index.to(x.device)].to(valid.device), {"obs": self.obs, "action": self.action})
+        return {"shown": shown, "mix": mix}
 
 
 def reward_of(logit: Tensor, form: str) -> Tensor:
@@ -130,22 +139,20 @@ def reward_of(logit: Tensor, form: str) -> Tensor:
     return -softplus(-logit) if form == "negative" else logit
 
 
-def postprocess_fn(
-    agent: Agent, batch: SampleBatch, cfg: GAIL, demonstrations: Demonstrations | None = None
-) -> TrainBatch:
+def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: GAIL) -> TrainBatch:
     """The algorithm's own rows for a batch [T, B] with D's rewards, and beside each row one of the demonstrations."""
-    if demonstrations is None:
+    judge = _discriminator(agent)
+    if judge.demonstrations is None:
         raise ConfigError(
             "GAIL has no demonstrations; name a dataset, --algo.dataset DIR, or in a loop of your own: "
             "algo.teach(policy, open_dataset(DIR)) of penstock.datasets.reader"
         )
-    judge = _discriminator(agent)
     flat: Any = tree_map(lambda x: x.flatten(0, 1), (batch.inputs_t.obs, batch.action))
     with torch.no_grad():
         logit = judge.logit(judge.features(agent.prepared(flat[0]), flat[1])).reshape(batch.valid.shape)
     reward = torch.where(batch.valid, reward_of(logit, cfg.reward), 0.0)
     data = cfg.inner.postprocess(agent, replace(batch, prev_reward=torch.cat([batch.prev_reward[:1], reward])), cfg)
-    shown = demonstrations.draw(int(judge.batches), batch.valid)
+    shown = judge.demonstrations.draw(int(judge.batches), batch.valid)
     judge.batches += 1
     metrics = {**(data.metrics or {}), "imitation_reward": ops.masked_mean(reward, batch.valid)}
     return replace(data, rows={**data.rows, **shown}, metrics=metrics)
@@ -155,11 +162,13 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
     """The algorithm's own loss; E_policy[-log(1 - D)] + E_shown[-log D] (eq. 17) + c (|grad D| - 1)^2."""
     loss, judge, valid = cfg.inner.loss(agent, x, cfg), _discriminator(agent), x.valid
     lead = x["mix"].shape
-    pairs = [(x.inputs.obs, x["action"]), (x["shown"]["obs"], x["shown"]["action"])]
-    if len(lead) > 1:
-        pairs = tree_map(lambda leaf: leaf.flatten(0, len(lead) - 1), pairs)
-    ours, shown = (judge.features(agent.prepared(obs), action) for obs, action in pairs)
-    logits = [judge.logit(features).reshape(lead) for features in (ours, shown)]
+
+    def beside(ours: Tensor, shown: Tensor) -> Tensor:
+        return torch.cat([leaf.flatten(0, len(lead) - 1) for leaf in (ours, shown)])
+
+    obs = agent.prepared(tree_map(beside, x.inputs.obs, x["shown"]["obs"]))
+    features = judge.features(obs, tree_map(beside, x["action"], x["shown"]["action"]))
+    logits = judge.logit(features).reshape(2, *lead)
     judged = ops.masked_mean(softplus(logits[0]), valid) + ops.masked_mean(softplus(-logits[1]), valid)
     metrics = {
         "discriminator_loss": judged,
@@ -167,7 +176,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
         "accuracy_expert": ops.masked_mean((logits[1] > 0.0).float(), valid),
     }
     if cfg.gradient_penalty:
-        between = torch.lerp(ours.detach(), shown.detach(), x["mix"].reshape(-1, 1)).requires_grad_()
+        between = torch.lerp(*features.detach().chunk(2), x["mix"].reshape(-1, 1)).requires_grad_()
         (slope,) = torch.autograd.grad(judge.logit(between).sum(), between, create_graph=True)
         penalty = ops.masked_mean((slope.square().sum(-1) + 1e-12).sqrt().sub(1.0).square().reshape(lead), valid)
         judged, metrics["gradient_penalty"] = judged + cfg.gradient_penalty * penalty, penalty
@@ -227,8 +236,8 @@ class GAIL(PPO):
         if net.prev_reward or net.normalize_reward or net.clip_reward:
             raise ConfigError(
                 f"GAIL with net.prev_reward={net.prev_reward}, net.normalize_reward={net.normalize_reward}, "
-                f"net.clip_reward={net.clip_reward}, which are of the environment's reward; leave them out: rewards are "
-                "the discriminator's, and normalize_value=True makes their size not matter"
+                f"net.clip_reward={net.clip_reward}, which are of the environment's reward; leave them out: rewards "
+                "are the discriminator's, and normalize_value=True makes their size not matter"
             )
         if net.actor_keys is not None or net.critic_keys is not None:
             raise ConfigError(
@@ -243,6 +252,5 @@ class GAIL(PPO):
             ConfigError: they are of other spaces than the policy, or do not fit into memory.
         """
         check_spec(source.spec, policy.spec, f"dataset {source.name}", "the environment")
-        demonstrations = Demonstrations.read(source, policy.seed)
-        policy.postprocess_fn = functools.partial(policy.postprocess_fn, demonstrations=demonstrations)
+        _discriminator(policy.agent).demonstrations = Demonstrations.read(source, policy.seed)
         policy.teacher, policy.teacher_digest = f"dataset {source.name}", source.fingerprint

@@ -173,7 +173,7 @@ def say_outside(message: str, checks: Checks) -> None:
 
 
 def check_spec(found: EnvSpec, env: EnvSpec, what: str, env_name: str) -> None:
-    """Raises ConfigError, naming the first leaf, if the spaces of `what`, such as a dataset, are not the environment's."""
+    """Raises ConfigError, naming the first leaf, if the spaces of `what`, a dataset's, are not the environment's."""
     for name, ours, theirs in (("obs", found.obs, env.obs), ("action", found.action, env.action)):
         if tree_structure(ours) != tree_structure(theirs):
             raise ConfigError(

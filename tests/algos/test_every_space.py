@@ -19,6 +19,7 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.envs.check import check_env
 from penstock.learn.policies import for_agents
 from penstock.learn.train_ops import train_one_step
+from tests.algos.taught import TaughtDAgger, TaughtGAIL
 
 MOST, INF = float(np.finfo(np.float32).max), np.inf
 OBSERVATIONS: dict[str, gym.Space[Any]] = {
@@ -101,6 +102,8 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, gym.Space[Any]]]] = {
     "appo": (ps.APPO(**MINI), ANY),
     "bc": (ps.BC(**MINI), ANY),
     "marwil": (ps.MARWIL(**MINI), ANY),
+    "gail": (TaughtGAIL(**MINI), ANY),
+    "dagger": (TaughtDAgger(**SAMPLES, expert_net=NET), ANY),
     "mappo": (ps.MAPPO(**MINI), ANY),
     "dqn": (ps.DQN(**SAMPLES), CHOICES),
     "rainbow": (

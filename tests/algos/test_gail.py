@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 import penstock as ps
+from penstock.algos import gail
 from penstock.algos.gail import Demonstrations, loss_fn, reward_of
 from penstock.core.batch import Inputs
 from penstock.core.spec import LeafSpec
@@ -125,6 +128,13 @@ def test_draws_follow_from_seed_and_batch() -> None:
     assert drawn(1, 0) != drawn(1, 1) and drawn(1, 0) != drawn(2, 0)
 
 
+def test_demonstrations_stay_with_the_learner() -> None:
+    agent: Any = TaughtGAIL(net=SMALL).build(SPEC).agent
+    held = agent.discriminator.demonstrations
+    assert copy.deepcopy(agent).discriminator.demonstrations is held is not None
+    assert cloudpickle.loads(cloudpickle.dumps(agent)).discriminator.demonstrations is None
+
+
 def test_the_environments_reward_plays_no_part() -> None:
     algo = TaughtGAIL(minibatch=16, epochs=1, net=SMALL)
     sampler = ps.SerialSampler(T=8, B=4).build("CartPole-v1", 3)
@@ -153,8 +163,8 @@ def test_the_discriminator_finds_its_optimum() -> None:
     policy = algo.build(sampler.spec, seed=0)
     algo.teach(policy, pulls(sampler.spec, [0, 0, 0, 1]))
     sampler.initialize(policy.agent)
-    for itr in range(20):
-        policy.set_progress(itr / 20)
+    for itr in range(10):
+        policy.set_progress(itr / 10)
         metrics = ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
     judge: Any = policy.agent.get_submodule("discriminator")
     with torch.no_grad():
@@ -174,7 +184,7 @@ def test_the_demonstrated_arm_is_pulled_though_it_pays_less(inner: Any) -> None:
     policy = algo.build(sampler.spec, seed=0)
     algo.teach(policy, pulls(sampler.spec, [0]))
     sampler.initialize(policy.agent)
-    for itr in range(30):
+    for itr in range(20):
         ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
     assert sampler.evaluate_agent(0, 16, deterministic=False).mean_return < -0.8  # arm 0 pays -1
 
@@ -195,6 +205,7 @@ def recorded(path: Path, env: Any = Match) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_plays_without_its_dataset(tmp_path: Path) -> None:
     algo = ps.GAIL(dataset=recorded(tmp_path / "d"), epochs=1, minibatch=32, net=SMALL)
 
@@ -230,10 +241,10 @@ def refused(algo: Any, env: Any = "CartPole-v1") -> None:
     ps.train(ps.Experiment(env, algo, ps.SerialSampler(T=8, B=2), ps.RunConfig(16, **QUIET)))
 
 
-def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ps.ConfigError, match=r"GAIL with dataset='', so there is nothing to imitate.*--algo.dataset PATH"):
         refused(ps.GAIL())
-    with pytest.raises(ps.ConfigError, match="no dataset at .*missing"):
+    with pytest.raises(ps.ConfigError, match=r"no dataset at .*missing"):
         refused(ps.GAIL(dataset=str(tmp_path / "missing")))
     with pytest.raises(ps.ConfigError, match=r"dataset .*d has other spaces than the environment: shape of obs is \(1,\)"):
         refused(ps.GAIL(dataset=recorded(tmp_path / "d")))
@@ -244,6 +255,11 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> No
     for net in (ps.Net(prev_reward=True), ps.Net(normalize_reward=True), ps.Net(clip_reward=True)):
         with pytest.raises(ps.ConfigError, match="which are of the environment's reward"):
             ps.GAIL(net=net)
+    with pytest.raises(ps.ConfigError, match="expected one observation for actor, critic and discriminator"):
+        ps.GAIL(net=ps.Net(actor_keys=("a",), critic_keys=("a", "b")))
+    with monkeypatch.context() as patched, pytest.raises(ps.ConfigError, match=r"takes 0.0 GB, twice that .* fewer episodes"):
+        patched.setattr(gail, "free_memory", lambda: 10)
+        refused(ps.GAIL(dataset=recorded(tmp_path / "large")), Match)
     sampler = ps.SerialSampler(T=4, B=2).build(Match, 0)
     policy = ps.GAIL(net=SMALL).build(sampler.spec)
     sampler.initialize(policy.agent)

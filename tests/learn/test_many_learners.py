@@ -10,6 +10,7 @@ import torch
 
 import penstock as ps
 from penstock.learn.settings import AlgorithmFunctions
+from tests.algos.taught import TaughtGAIL
 from tests.learn.ranks import ThreadComm, apart, batches_of, on_ranks, trained
 from tests.params import slow_but
 
@@ -34,6 +35,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
         ps.PQN(epochs=2, minibatch=64, net=ps.Net(hidden=(16,), norm="layer", recurrent="gru", recurrent_size=8)),
         *(16, 8, (3, 5)),
     ),
+    "gail": ("CartPole-v1", TaughtGAIL(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
     "appo": ("CartPole-v1", ps.APPO(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
 }
 

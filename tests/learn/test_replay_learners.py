@@ -9,6 +9,7 @@ import torch
 
 import penstock as ps
 from penstock.learn.slot_partition import SlotPartition
+from tests.algos.taught import TaughtDAgger
 from tests.learn.ranks import ThreadComm, apart, batches_of, bounds, on_ranks, trained
 from tests.params import slow_but
 
@@ -81,6 +82,7 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     ),
     "ddpg": ("Pendulum-v1", ps.DDPG(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "discrete-sac": ("CartPole-v1", ps.DiscreteSAC(**BOXES, replay=kept()), 8, 8, (4, 4)),
+    "dagger": ("CartPole-v1", TaughtDAgger(**BOXES, replay=kept()), 8, 8, (3, 5)),
     "cql": ("CartPole-v1", ps.CQL(**BOXES, replay=kept()), 8, 8, (4, 4)),
     "cql-boxes": ("Pendulum-v1", ps.CQL(**BOXES, threshold=1.0, replay=kept()), 8, 8, (4, 4)),
     "rebrac": ("Pendulum-v1", ps.ReBRAC(**BOXES, replay=kept()), 8, 8, (3, 5)),

@@ -16,6 +16,7 @@ from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import ContinuousBandit
 from penstock.learn.policy import Policy
 from penstock.testing.algorithms import check_algorithm
+from tests.algos.taught import TaughtDAgger, TaughtGAIL
 from tests.params import slow_but
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,6 +36,8 @@ ON_POLICY = {
     "appo": ps.APPO(minibatch=16, epochs=2, net=NORMALIZED, target_interval=2),
     "pqn": ps.PQN(minibatch=16, epochs=2, net=ps.Net(hidden=(8,), norm="layer", normalize_obs=True)),
     "pqn-lstm": ps.PQN(minibatch=16, epochs=2, optimizer="adam", net=LSTM),
+    "gail": TaughtGAIL(minibatch=16, epochs=2, net=NET, lr="linear(1e-3, 0)"),
+    "gail-lstm": TaughtGAIL(minibatch=16, epochs=2, net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=4)),
     "appo-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, target_interval=3),
 }
 OFF_POLICY = {
@@ -44,6 +47,7 @@ OFF_POLICY = {
     "quantile": ps.DQN(replay=UNIFORM, distributional="quantile", n_atoms=5, **SMALL),
     "discrete-sac": ps.DiscreteSAC(replay=UNIFORM, **SMALL),
     "iql choices": ps.IQL(replay=UNIFORM, **SMALL),
+    "dagger": TaughtDAgger(replay=UNIFORM, expert_net=LSTM, **SMALL | {"net": ps.Net(hidden=(8,), normalize_obs=True)}),
     "r2d1": ps.R2D1(train_length=4, burn_in=2, state_interval=8, n_step=2, batch_size=4, learning_starts=24, net=LSTM,
                     replay=ps.ReplaySettings(capacity=400, index="prioritized")),
 }  # fmt: skip
@@ -65,7 +69,7 @@ BATCH = ps.BatchSpec(T=8, B=4)
 
 @pytest.mark.parametrize(
     "name",
-    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1", [*ON_POLICY, *OFF_POLICY]),
+    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1 gail dagger", [*ON_POLICY, *OFF_POLICY]),
 )
 def test_every_built_in_algorithm_of_choices_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **OFF_POLICY}[name], batch=BATCH)
