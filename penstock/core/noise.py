@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     """Evaluations without exploration of agents that then act at random now and then; slots count from -1 down."""
     SEARCH = 12
     POLICY = 13
+    NOVELTY = 14
     DEMONSTRATE = 15
 
 

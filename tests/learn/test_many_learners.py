@@ -37,6 +37,13 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     ),
     "gail": ("CartPole-v1", TaughtGAIL(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
     "appo": ("CartPole-v1", ps.APPO(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
+    "ppo-rnd": (
+        "Pendulum-v1",
+        ps.PPO(epochs=2, minibatch=64, net=SMALL, rnd=ps.RND(share=0.5, net=SMALL)),
+        16,
+        6,
+        (2, 4),
+    ),
 }
 
 

@@ -39,12 +39,15 @@ ON_POLICY = {
     "gail": TaughtGAIL(minibatch=16, epochs=2, net=NET, lr="linear(1e-3, 0)"),
     "gail-lstm": TaughtGAIL(minibatch=16, epochs=2, net=ps.Net(hidden=(8,), recurrent="lstm", recurrent_size=4)),
     "appo-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, target_interval=3),
+    "ppo-rnd": ps.PPO(minibatch=16, epochs=2, net=NET, rnd=ps.RND(share=0.5, net=NET)),
+    "appo-rnd-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, rnd=ps.RND(net=NET)),
 }
 OFF_POLICY = {
     "dqn": ps.DQN(replay=UNIFORM, **SMALL),
     "dqn-per": ps.DQN(replay=PRIORITIZED, **SMALL),
     "rainbow": ps.DQN(replay=PRIORITIZED, distributional="c51", noisy=True, dueling=True, n_step=3, **SMALL),
     "quantile": ps.DQN(replay=UNIFORM, distributional="quantile", n_atoms=5, **SMALL),
+    "boot-dqn": ps.BootDQN(replay=UNIFORM, heads=3, **SMALL),
     "discrete-sac": ps.DiscreteSAC(replay=UNIFORM, **SMALL),
     "iql choices": ps.IQL(replay=UNIFORM, **SMALL),
     "dagger": TaughtDAgger(replay=UNIFORM, expert_net=LSTM, **SMALL | {"net": ps.Net(hidden=(8,), normalize_obs=True)}),
@@ -69,7 +72,7 @@ BATCH = ps.BatchSpec(T=8, B=4)
 
 @pytest.mark.parametrize(
     "name",
-    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1 gail dagger", [*ON_POLICY, *OFF_POLICY]),
+    slow_but("ppo-lstm ppo-rnd impala appo rainbow boot-dqn discrete-sac r2d1 gail dagger", [*ON_POLICY, *OFF_POLICY]),
 )
 def test_every_built_in_algorithm_of_choices_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **OFF_POLICY}[name], batch=BATCH)
