@@ -8,7 +8,7 @@ defaults, or what stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -255,4 +255,27 @@ BSUITE = Suite(
     plays=0,
 )  # fmt: skip
 
-SUITES = (CLASSIC, MINATAR, MUJOCO, BSUITE)
+
+def _defaults(algo: str, *tasks: tuple[str, int, int]) -> list[Task]:
+    entries = Entry("penstock", algo, {"preset": ""}), Entry("sb3", algo)
+    return [Task(env, steps, tuple(replace(entry, seeds=seeds) for entry in entries)) for env, steps, seeds in tasks]
+
+
+DEFAULTS = Suite(
+    "defaults",
+    (
+        *_defaults("ppo", ("InvertedPendulum-v5", 50_000, 10), ("Hopper-v5", 50_000, 10), ("FrozenLake-v1", 150_000, 10),
+                   ("LunarLander-v3", 150_000, 5), ("HalfCheetah-v5", 100_000, 10)),
+        *_defaults("dqn", ("CartPole-v1", 50_000, 10), ("Acrobot-v1", 50_000, 10)),
+        *_defaults("sac", ("Pendulum-v1", 10_000, 5), ("InvertedDoublePendulum-v5", 10_000, 5)),
+    ),
+    tuple((f"penstock/{algo}", f"sb3/{algo}") for algo in ("ppo", "dqn", "sac")),
+    "last",
+    "Both with their defaults, without a preset. A score is the mean return of 20 deterministic episodes of the last policy. Runs of "
+    "earlier states of both: [defaults.md](defaults.md).",
+)  # fmt: skip
+
+SUITES = (CLASSIC, DEFAULTS, MINATAR, MUJOCO, BSUITE)
+
+NOTES: dict[str, str] = {}
+"""What was found, for people, by suite; "" stands below the summary."""
