@@ -115,7 +115,8 @@ def ours(part: Part) -> dict[str, Any]:
         return found if policy.recurrent else (found, None)
 
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "gymnasium", "numpy")]
-    revision = _output(["git", "log", "-1", "--format=%h", "--", "penstock"]).strip()
+    learning = [f"penstock/{folder}" for folder in ("agents", "algos", "learn", "ops", "presets", "replay", "samplers")]
+    revision = _output(["git", "log", "-1", "--format=%h", "--", *learning]).strip()
     return row | tasks.measured(asdict(part), record, act) | {"version": ", ".join([f"penstock {revision}", *versions])}
 
 

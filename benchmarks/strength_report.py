@@ -337,7 +337,7 @@ def write(rows: Sequence[Mapping[str, Any]], parts: Sequence[Any]) -> None:
             lines += ["", f"![Profiles of {suite.name}](strength-{suite.name}-profiles.png)"]
         lines += ["", *_notes(suite.name)]
     draw_comparisons(found)
-    draw_radar([results for results in of_suite if results.suite is BSUITE][0])
+    draw_radar(next(results for results in of_suite if results.suite is BSUITE))
     (RESULTS / "strength.md").write_text("\n".join(lines).rstrip() + "\n")
 
 

@@ -37,7 +37,8 @@ def test_scores_of_bsuite_by_hand(loaded: Any) -> None:
 class Ends(gym.Env[int, int]):
     """Episodes of two steps that pay 1 and then 2."""
 
-    observation_space = action_space = gym.spaces.Discrete(1)
+    observation_space: Any = gym.spaces.Discrete(1)
+    action_space: Any = gym.spaces.Discrete(1)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.t = 0

@@ -137,7 +137,7 @@ class Bsuite(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:  # of the environment, and of the noise around it
-            inner = getattr(self.raw, "_env", None)
+            inner: Any = getattr(self.raw, "_env", None)
             for i, owner in enumerate(one for one in (self.raw, inner) if hasattr(one, "_rng")):
                 owner._rng = np.random.RandomState((seed + i) % 2**32)
         return self._flat(self.raw.reset()), {}
