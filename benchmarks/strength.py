@@ -70,7 +70,7 @@ def parts() -> list[Part]:
             name, episodes, steps = f"{suite.name}/{task.name}", None, task.steps
             if suite.name == "bsuite":
                 episodes = round(task.share * task.prescribed)
-                steps = max(episodes * task.longest, 2048)
+                steps = (episodes + 64) * task.longest  # slots begin more episodes than count
             for entry in task.entries or suite.entries:
                 part = Part(
                     name, entry.library, entry.algo, 0, entry.steps or steps, episodes, suite.plays, entry.settings
@@ -103,7 +103,7 @@ def ours(part: Part) -> dict[str, Any]:
         exp = ps.override(with_preset(algo, env, preset), {**settings, **run})
         config = replace(exp.env_config, env=lambda: tasks.make(part.task, record), kwargs={})
         before = time.process_time()
-        with ps.Run(replace(exp, env=config)) as live:
+        with ps.Run(replace(exp, env=config, env_checks="sampled")) as live:
             for _ in live:
                 if record.full:
                     break
@@ -115,7 +115,8 @@ def ours(part: Part) -> dict[str, Any]:
         return found if policy.recurrent else (found, None)
 
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "gymnasium", "numpy")]
-    revision = _output(["git", "log", "-1", "--format=%h", "--", "penstock"]).strip()
+    learning = [f"penstock/{folder}" for folder in ("agents", "algos", "learn", "ops", "presets", "replay", "samplers")]
+    revision = _output(["git", "log", "-1", "--format=%h", "--", *learning]).strip()
     return row | tasks.measured(asdict(part), record, act) | {"version": ", ".join([f"penstock {revision}", *versions])}
 
 

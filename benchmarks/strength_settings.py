@@ -8,7 +8,7 @@ defaults, or what stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -65,10 +65,12 @@ def both(algo: str, steps: int, seeds: int = 5, library: str = "sb3", **peer: An
     return Entry("penstock", algo, {}, steps, seeds), Entry(library, algo, peer, steps, seeds)
 
 
-WIDE, ACROBOT = {"net_arch": [256, 256]}, {"normalize": True, "n_envs": 16}
-DELAYED = {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "noise_std": 0.1, "gradient_steps": 1, "train_freq": 1,
+Peer = dict[str, Any]
+WIDE: Peer = {"net_arch": [256, 256]}
+ACROBOT: Peer = {"normalize": True, "n_envs": 16}
+DELAYED: Peer = {"gamma": 0.98, "buffer_size": 200_000, "learning_starts": 10_000, "noise_std": 0.1, "gradient_steps": 1, "train_freq": 1,
            "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [400, 300]}}  # fmt: skip
-LANDER = {
+LANDER: Peer = {
     "n_envs": 16,
     "n_steps": 1024,
     "batch_size": 64,
@@ -77,7 +79,7 @@ LANDER = {
     "n_epochs": 4,
     "ent_coef": 0.01,
 }
-DQN_EVERY_4 = {"learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 0, "gamma": 0.99,
+DQN_EVERY_4: Peer = {"learning_rate": 6.3e-4, "batch_size": 128, "buffer_size": 50_000, "learning_starts": 0, "gamma": 0.99,
                "target_update_interval": 250, "train_freq": 4, "gradient_steps": -1, "exploration_fraction": 0.12,
                "exploration_final_eps": 0.1, "policy_kwargs": WIDE}  # fmt: skip
 CLASSIC = Suite(
@@ -133,7 +135,7 @@ CLASSIC = Suite(
 )  # fmt: skip
 
 GAMES = ("breakout", "freeway", "asterix", "space_invaders", "seaquest")
-MINATAR_PPO = {"sampler.T": 128, "sampler.B": 8, "algo.lr": "linear(1e-3, 0)", "algo.epochs": 4, "algo.minibatch": 256,
+MINATAR_PPO: Peer = {"sampler.T": 128, "sampler.B": 8, "algo.lr": "linear(1e-3, 0)", "algo.epochs": 4, "algo.minibatch": 256,
                "algo.entropy_coef": 0.01, "algo.gae_lambda": 0.95, "algo.net.cnn": "minatar", "algo.net.hidden": (128,),
                "algo.net.activation": "relu"}  # fmt: skip
 MINATAR = Suite(
@@ -165,9 +167,9 @@ STARTS, ONE_BY_ONE = (
     {"learning_starts": 10_000},
     {"preset": "", "sampler.T": 1, "sampler.B": 1, "algo.learning_starts": 10_000},
 )
-MUJOCO_TD3 = {**STARTS, "noise_std": 0.1, "train_freq": 1, "gradient_steps": 1, "learning_rate": 1e-3, "batch_size": 256,
+MUJOCO_TD3: Peer = {**STARTS, "noise_std": 0.1, "train_freq": 1, "gradient_steps": 1, "learning_rate": 1e-3, "batch_size": 256,
               "policy_kwargs": {"net_arch": [400, 300]}}  # fmt: skip
-MUJOCO_PPO = {"normalize": True, "n_envs": 1, "n_steps": 512,
+MUJOCO_PPO: Peer = {"normalize": True, "n_envs": 1, "n_steps": 512,
               "policy_kwargs": {"log_std_init": -2, "ortho_init": False, "activation_fn": "relu", "net_arch": [256, 256]}}  # fmt: skip
 ZOO_PPO: dict[str, dict[str, Any]] = {
     "HalfCheetah-v5": {**MUJOCO_PPO, "batch_size": 64, "gamma": 0.98, "learning_rate": 2.0633e-5, "ent_coef": 0.000401762,
@@ -255,4 +257,27 @@ BSUITE = Suite(
     plays=0,
 )  # fmt: skip
 
-SUITES = (CLASSIC, MINATAR, MUJOCO, BSUITE)
+
+def _defaults(algo: str, *tasks: tuple[str, int, int]) -> list[Task]:
+    entries = Entry("penstock", algo, {"preset": ""}), Entry("sb3", algo)
+    return [Task(env, steps, tuple(replace(entry, seeds=seeds) for entry in entries)) for env, steps, seeds in tasks]
+
+
+DEFAULTS = Suite(
+    "defaults",
+    (
+        *_defaults("ppo", ("InvertedPendulum-v5", 50_000, 10), ("Hopper-v5", 50_000, 10), ("FrozenLake-v1", 150_000, 10),
+                   ("LunarLander-v3", 150_000, 5), ("HalfCheetah-v5", 100_000, 10)),
+        *_defaults("dqn", ("CartPole-v1", 50_000, 10), ("Acrobot-v1", 50_000, 10)),
+        *_defaults("sac", ("Pendulum-v1", 10_000, 5), ("InvertedDoublePendulum-v5", 10_000, 5)),
+    ),
+    tuple((f"penstock/{algo}", f"sb3/{algo}") for algo in ("ppo", "dqn", "sac")),
+    "last",
+    "Both with their defaults, without a preset. A score is the mean return of 20 deterministic episodes of the last policy. Runs of "
+    "earlier states of both: [defaults.md](defaults.md).",
+)  # fmt: skip
+
+SUITES = (CLASSIC, DEFAULTS, MINATAR, MUJOCO, BSUITE)
+
+NOTES: dict[str, str] = {}
+"""What was found, for people, by suite; "" stands below the summary."""

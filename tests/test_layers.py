@@ -41,7 +41,11 @@ ALSO = {
         "penstock.samplers.sampler",
         *(f"penstock.envs.{name}" for name in ("check", "make", "seats", "agent_observations")),
     },
-    "algos": {"penstock.samplers.sampler", "penstock.datasets.episode", *(f"penstock.envs.{name}" for name in ("check", "make", "seats"))},
+    "algos": {
+        "penstock.samplers.sampler",
+        "penstock.datasets.episode",
+        *(f"penstock.envs.{name}" for name in ("check", "make", "seats")),
+    },
 }
 """Single modules of other layers: the Protocols Sampler and EpisodeSource, of which learners are given one and never make
 any; and environments' settings, in which `Policies.seat` says who plays whom."""

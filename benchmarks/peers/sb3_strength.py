@@ -51,7 +51,7 @@ def built(part: dict[str, Any], record: tasks.Record) -> Any:
         from sb3_curves import SmallCNN
 
         settings["policy_kwargs"] = {**kwargs, "features_extractor_class": SmallCNN}
-    algo, library = part["algo"], part["library"]
+    algo, library = str(part["algo"]), str(part["library"])
     made = getattr(importlib.import_module(PACKAGES[library]), CLASSES.get(algo, algo.upper()))
     policy = "MlpLstmPolicy" if algo == "recurrentppo" else "MlpPolicy"
     device = {} if library == "sbx" else {"device": "cpu"}

@@ -29,6 +29,8 @@ class Record:
         self.episodes = episodes
         """How many count; later ones are not recorded."""
         self.envs: list[Bsuite] = []
+        self.infos: list[dict[str, float]] = []
+        """bsuite's own sums of each of them, after the last episode that counts."""
         self.solved_at: int | None = None
         """The first episode after which the share of bad ones is below deep sea's threshold."""
 
@@ -70,7 +72,8 @@ class Recorded(gym.Wrapper):  # pyright: ignore[reportMissingTypeArgument]
             self._return += float(row[1])
             if row[2] or row[3]:
                 record.ends.append((record.steps, self._return))
-                _ended(record)
+                if record.envs:
+                    _ended(record)
         return row
 
 
@@ -134,7 +137,7 @@ class Bsuite(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:  # of the environment, and of the noise around it
-            inner = getattr(self.raw, "_env", None)
+            inner: Any = getattr(self.raw, "_env", None)
             for i, owner in enumerate(one for one in (self.raw, inner) if hasattr(one, "_rng")):
                 owner._rng = np.random.RandomState((seed + i) % 2**32)
         return self._flat(self.raw.reset()), {}
@@ -151,8 +154,11 @@ class Bsuite(gym.Env[Any, Any]):
 
 def _ended(record: Record) -> None:
     """Notes when deep sea is solved (`deep_sea/analysis.py`, find_solution; 0.8 and from episode 100 on if stochastic)."""
-    if record.solved_at is None and record.envs and record.envs[0].name.startswith("deep_sea"):
-        stochastic, episodes = record.envs[0].name.startswith("deep_sea_stochastic"), len(record.ends)
+    name, episodes = record.envs[0].name, len(record.ends)
+    if record.full:
+        record.infos = [dict(env.raw.bsuite_info()) for env in record.envs]
+    if record.solved_at is None and name.startswith("deep_sea"):
+        stochastic = name.startswith("deep_sea_stochastic")
         bad = sum(env.raw.bsuite_info()["total_bad_episodes"] for env in record.envs) / episodes
         if bad < (0.8 if stochastic else 0.9) and episodes >= 100 * stochastic:
             record.solved_at = episodes
@@ -164,9 +170,8 @@ def bsuite_measure(name: str, record: Record) -> dict[str, float]:
     `x` is the regret divided by that of the baseline, or the mean return of discounting_chain. Sources: the
     `analysis.py` of each experiment in bsuite 0.3.6.
     """
-    experiment, episodes = name.partition("/")[0], len(record.ends)
-    infos = [env.raw.bsuite_info() for env in record.envs]
-    total = {key: sum(info[key] for info in infos) for key in (infos[0] if infos else {})}
+    experiment, episodes, infos = name.partition("/")[0], len(record.ends), record.infos
+    total = {key: sum(info[key] for info in infos) for key in infos[0]}
     base = experiment.removesuffix("_noise").removesuffix("_scale")
     if base in ("catch", "bandit"):
         return {"x": total["total_regret"] / episodes / {"catch": 1.6, "bandit": 0.5}[base]}

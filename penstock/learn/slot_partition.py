@@ -55,13 +55,6 @@ def sample_mean(x: Tensor, valid: Tensor | None) -> Tensor:
     return x.new_tensor(total / count)
 
 
-def drawn(draw: Callable[[int, int], np.ndarray[Any, Any]], valid: Tensor) -> Tensor:
-    """The columns [T, B] of `draw(T, B of all learners)` for the batch of this one, in a `postprocess_fn`."""
-    (T, B), partition = valid.shape, _present.get()
-    x = draw(T, B) if partition is None else draw(T, partition.total)[:, partition.local_slots]
-    return torch.from_numpy(x).to(valid.device)
-
-
 def moved_unit(agent: Any, return_: Tensor, valid: Tensor) -> Tensor | float:
     """Updates the agent's value scale by the returns [T, B] of the batches of all learners; returns the new unit.
 

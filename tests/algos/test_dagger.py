@@ -207,7 +207,9 @@ def test_a_run_resumes_bit_for_bit_from_any_expert_and_plays_without_it(kind: st
     with pytest.raises(ps.CheckpointError, match="expert is no run directory"):
         ps.resume(str(tmp_path / "halves"), {"run.steps": 96})
     expert_run(tmp_path / "expert", algo=EXPERTS[kind], seed=1)
-    with pytest.raises(ps.CheckpointError, match=r"the expert is .* and the checkpoint was written with .* has changed"):
+    with pytest.raises(
+        ps.CheckpointError, match=r"the expert is .* and the checkpoint was written with .* has changed"
+    ):
         ps.resume(str(tmp_path / "halves"), {"run.steps": 96})
 
 
@@ -219,7 +221,9 @@ def test_a_state_that_another_expert_has_labelled_is_refused() -> None:
     with pytest.raises(ps.CheckpointError, match=r"the teacher is missing, and the checkpoint was written with \w{12}"):
         other.load_state_dict(state)
     algo.teach(other, ps.PPO(net=SMALL).build(SPEC, seed=8))
-    with pytest.raises(ps.CheckpointError, match=r"the expert is \w{12}, and .* with \w{12} \(sha256\): it has changed"):
+    with pytest.raises(
+        ps.CheckpointError, match=r"the expert is \w{12}, and .* with \w{12} \(sha256\): it has changed"
+    ):
         other.load_state_dict(state)
 
 
@@ -239,15 +243,22 @@ def refused(algo: Any, env: Any = Match) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ps.ConfigError, match=r"DAgger with expert='', so there is nothing to imitate.*--algo.expert PATH"):
+    with pytest.raises(
+        ps.ConfigError, match=r"DAgger with expert='', so there is nothing to imitate.*--algo.expert PATH"
+    ):
         refused(ps.DAgger())
     with pytest.raises(ps.CheckpointError, match="missing is no run directory"):
         refused(ps.DAgger(expert=str(tmp_path / "missing")))
     run = expert_run(tmp_path / "e")
-    with pytest.raises(ps.ConfigError, match=r"the expert has other spaces than the environment: shape of obs is \(1,\)"):
+    with pytest.raises(
+        ps.ConfigError, match=r"the expert has other spaces than the environment: shape of obs is \(1,\)"
+    ):
         refused(ps.DAgger(expert=run), "CartPole-v1")
     with pytest.raises(ps.ConfigError, match="the expert has other spaces than the environment: kind of action"):
-        refused(ps.DAgger(expert=expert_run(tmp_path / "p", "Pendulum-v1")), ps.EnvConfig("Pendulum-v1", wrappers=(discrete,)))
+        refused(
+            ps.DAgger(expert=expert_run(tmp_path / "p", "Pendulum-v1")),
+            ps.EnvConfig("Pendulum-v1", wrappers=(discrete,)),
+        )
     weights = next((tmp_path / "e").rglob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(ps.CheckpointError, match=r"no good checkpoint in .*its manifest says"):

@@ -36,11 +36,15 @@ def bootstrap_band(
     resamples: int = 2000,
     seed: int = 0,
     statistic: Callable[..., Floats] = interquartile_mean,
+    strata: Sequence[int] | None = None,
 ) -> tuple[Floats, Floats]:
     """Lower and upper end, each [G], of the percentile bootstrap interval of a statistic of x [runs, G] along `axis`.
 
-    Runs are resampled with replacement as whole curves: with one task, the stratified bootstrap of Agarwal et al.
-    2021 (section 4.1). The same seed gives the same band.
+    Runs are resampled with replacement as whole curves, those of each task by themselves: the stratified bootstrap of
+    Agarwal et al. 2021 (section 4.1). The same seed gives the same band.
+
+    Args:
+        strata: runs of each task, whose rows of x follow each other; None: all are of one.
     """
     if x.ndim != 2 or x.shape[0] == 0 or not 0 < level < 1 or resamples < 1:
         raise ConfigError(
@@ -48,7 +52,11 @@ def bootstrap_band(
             "expected [runs >= 1, G], 0 < level < 1, resamples >= 1"
         )
     n, points = x.shape
-    picks = generator(seed, Purpose.BOOTSTRAP).integers(0, n, size=(resamples, n))
+    counts = (n,) if strata is None else tuple(strata)
+    if sum(counts) != n or min(counts) < 1:
+        raise ConfigError(f"strata={counts} of {n} runs; expected counts of at least 1 that add up to them")
+    draw, starts = generator(seed, Purpose.BOOTSTRAP), np.cumsum(counts) - counts
+    picks = np.concatenate([at + draw.integers(0, k, size=(resamples, k)) for at, k in zip(starts, counts)], axis=1)
     # The statistic of each set of curves is computed once: of 5 seeds there are 126 sets.
     picks, drawn = np.unique(np.sort(picks, axis=1), axis=0, return_inverse=True)
     tail = 100 * (1 - level) / 2
@@ -61,14 +69,16 @@ def bootstrap_band(
     return low, high
 
 
-def performance_profile(scores: Floats, levels: Floats) -> tuple[Floats, Floats, Floats]:
+def performance_profile(
+    scores: Floats, levels: Floats, strata: Sequence[int] | None = None
+) -> tuple[Floats, Floats, Floats]:
     """The share of runs [G] whose score exceeds each level (Agarwal et al. 2021, equation 1), and the ends of its band.
 
     Args:
-        scores: [runs] float64. levels: [G] float64.
+        scores: [runs] float64, of several tasks on one scale. levels: [G] float64. strata: as in `bootstrap_band`.
     """
     above = scores[:, None] > levels
-    return above.mean(axis=0), *bootstrap_band(above, statistic=np.mean)
+    return above.mean(axis=0), *bootstrap_band(above, statistic=np.mean, strata=strata)
 
 
 def probability_of_improvement(

@@ -60,6 +60,25 @@ def test_bootstrap_of_senseless_input() -> None:
             bootstrap_band(x, level=level)
 
 
+def test_strata_are_resampled_by_themselves() -> None:
+    from penstock.core.noise import Purpose, generator
+
+    # Of two tasks with 2 and 3 runs the means lie 100 apart: apart, the share of each in a resample never changes.
+    x = np.array([0.0, 1.0, 100.0, 101.0, 105.0])[:, None]
+    low, high = bootstrap_band(x, resamples=400, statistic=np.mean, strata=(2, 3))
+    draw = generator(0, Purpose.BOOTSTRAP)
+    picks = np.concatenate([draw.integers(0, 2, (400, 2)), 2 + draw.integers(0, 3, (400, 3))], axis=1)
+    np.testing.assert_allclose([low[0], high[0]], np.percentile(x[picks, 0].mean(axis=1), [2.5, 97.5]))
+    assert low[0] >= 60.0 and high[0] <= (2 * 1.0 + 3 * 105.0) / 5  # the least and the most that a resample can have
+    np.testing.assert_array_equal(bootstrap_band(x, strata=(5,)), bootstrap_band(x))
+    # Half of a task's runs exceed 0.5, all of the other's do: from 3 / 5 to 5 / 5.
+    share, least, most = performance_profile(x[:, 0], np.array([0.5]), strata=(2, 3))
+    assert (share[0], least[0], most[0]) == (0.8, 0.6, 1.0)
+    for wrong in ((2, 2), (5, 0)):
+        with pytest.raises(ConfigError, match="add up to"):
+            bootstrap_band(x, strata=wrong)
+
+
 def test_common_grid_spans_what_all_curves_reach() -> None:
     grid, values = common_grid(
         [(np.array([0.0, 10.0]), np.array([0.0, 10.0])), (np.array([2.0, 6.0, 20.0]), np.array([1.0, 1.0, 8.0]))], 3
