@@ -19,14 +19,10 @@ ROWS = [
 ]
 AWAITED = {
     "tests/algos/test_fast.py",
-    "tests/algos/test_gail.py",
     "tests/algos/test_dagger.py",
     "tests/algos/test_rnd.py",
     "tests/run/test_offline_online.py",
     "penstock train boot-dqn",
-    "penstock train iql",
-    "penstock train td3-bc",
-    "penstock train rebrac",
 }
 """What may be missing, since it is being written; each is taken from here when it is there."""
 
