@@ -351,8 +351,8 @@ class TensorPool(EnvPool):
         if not self._told:
             self._told = True
             warnings.warn(
-                f"{self._config.name} resets in the step of an end and does not give the last observation of an episode: "
-                "at time limits values are bootstrapped from the observation before it, as rsl_rl does",
+                f"{self._config.name} resets in the step of an end and does not give the last observation of an "
+                "episode: at time limits values are bootstrapped from the observation before it, as rsl_rl does",
                 stacklevel=2,
             )
 
