@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from penstock.agents.precision import in_full
 from penstock.core.machine import cpu_family
-from penstock.native import dense, library
+from penstock.native import dense, library, residual
 from penstock.native.acting import Acting
 from penstock.native.direct import runs_directly, values_are_there
 from penstock.native.elementwise import orthogonal_
@@ -138,8 +138,14 @@ class SimBa(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
+        blocks: Any = self.blocks
+        if all(is_plain(block, SimBaBlock) for block in blocks):
+            weights = plain_weights((self.embedding, *(layer for block in blocks for layer in (block.up, block.down))))
+            norms = plain_norms((*(block.norm for block in blocks), self.norm))
+            if weights and norms and residual.takes(x, weights, norms):
+                return residual.residual(x, weights, norms)
         x = run_layers(x, (), "relu", self.embedding)
-        for block in self.blocks:
+        for block in blocks:
             x = block(x)
         return normed(self.norm, x)
 

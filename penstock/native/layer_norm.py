@@ -23,10 +23,25 @@ def layer_norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], gain, shift, EPS)
     if torch.is_grad_enabled():
         return _LayerNorm.apply(x, gain, shift)  # pyright: ignore[reportReturnType]
-    return _forward(x, gain, shift, None, None)
+    return _normed(x, gain, shift, None, None)
 
 
-def _forward(x: Tensor, gain: Tensor, shift: Tensor, normal: Tensor | None, inverse: Tensor | None) -> Tensor:
+def forward(x: Tensor, gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output of `layer_norm` by the kernel, and what `backward` needs."""
+    normal, inverse = torch.empty_like(x), x.new_empty(len(x))
+    return _normed(x, gain, shift, normal, inverse), normal, inverse
+
+
+def backward(gradient: Tensor, gain: Tensor, normal: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, gain and shift by that of the output."""
+    gradient = gradient.contiguous()
+    found = torch.empty_like(normal), torch.empty_like(gain), torch.empty_like(gain)
+    given = (x.data_ptr() for x in (gain, normal, inverse, *found))
+    library.found.layer_norm_back(gradient.data_ptr(), *normal.shape, *given)
+    return found
+
+
+def _normed(x: Tensor, gain: Tensor, shift: Tensor, normal: Tensor | None, inverse: Tensor | None) -> Tensor:
     y = torch.empty_like(x)
     kept = (None if kept is None else kept.data_ptr() for kept in (normal, inverse))
     library.found.layer_norm(x.data_ptr(), *x.shape, gain.data_ptr(), shift.data_ptr(), y.data_ptr(), *kept)
@@ -36,16 +51,11 @@ def _forward(x: Tensor, gain: Tensor, shift: Tensor, normal: Tensor | None, inve
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        normal, inverse = torch.empty_like(x), x.new_empty(len(x))
+        y, normal, inverse = forward(x, gain, shift)
         ctx.save_for_backward(gain, normal, inverse)
-        return _forward(x, gain, shift, normal, inverse)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        gain, normal, inverse = ctx.saved_tensors
-        gradient = upstream[0].contiguous()
-        found = torch.empty_like(normal), torch.empty_like(gain), torch.empty_like(gain)
-        given = (x.data_ptr() for x in (gain, normal, inverse, *found))
-        library.found.layer_norm_back(gradient.data_ptr(), *normal.shape, *given)
-        return found
+        return backward(upstream[0], *ctx.saved_tensors)
