@@ -40,7 +40,6 @@ SAMPLES: dict[str, Any] = {"lr": DECAY, "batch_size": 64, "replay_ratio": 64}
 STUDENTS: dict[str, tuple[Any, int]] = {
     "bc": (ps.BC(lr=DECAY, net=replace(SCALED, activation="tanh")), 400_000),
     "marwil": (ps.MARWIL(lr=DECAY, net=replace(SCALED, activation="tanh")), 400_000),
-    # Alphas of the best of those tried in November 2026, on other recordings of such data.
     "cql": (ps.CQL(**SAMPLES, actor_lr=1e-3, cql_alpha=0.02, alpha=0.005, sampled_actions=4, net=SCALED), 8_000),
     "iql": (ps.IQL(**SAMPLES, net=SCALED), 8_000),
     "td3-bc": (ps.TD3BC(**SAMPLES, net=SCALED), 8_000),
@@ -61,7 +60,14 @@ def taught(work: Path) -> Path:
     """The run of the teacher, trained if it is not there."""
     folder = work / "teachers" / "sac-pendulum"
     if not (folder / "done").exists():
-        kept = {**QUIET, "seed": 1, "dir": str(folder), "keep": 100, "keep_replays": 1, "eval_episodes": 5}
+        kept: dict[str, Any] = {
+            **QUIET,
+            "seed": 1,
+            "dir": str(folder),
+            "keep": 100,
+            "keep_replays": 1,
+            "eval_episodes": 5,
+        }
         run = ps.RunConfig(steps=10_000, checkpoint_interval=1_000, **kept)
         algo = ps.SAC(lr=1e-3, net=ps.Net(hidden=(64, 64), activation="relu"))
         ps.train(ps.Experiment(ENV, algo, ps.SerialSampler(T=8, B=1), run))
@@ -95,7 +101,7 @@ def trained(algo: Any, sampler: Any, steps: int, seed: int, folder: Path, init: 
     started = time.process_time()
     result = ps.train(ps.Experiment(ENV, algo, sampler, run), init=None if init is None else str(init))
     seconds = time.process_time() - started
-    return {"score": round(result.metrics["eval/mean_reward"], 1), "cpu_s": round(seconds, 1), "dir": str(folder)}
+    return {"score": round(result.metrics["eval/mean_reward"], 1), "cpu_s": round(seconds, 1), "run": folder.name}
 
 
 def student(name: str, algo: str, seed: int, work: Path) -> dict[str, Any]:
@@ -117,8 +123,8 @@ def learner(name: str, kind: str, seed: int, work: Path, rows: dict[str, Any]) -
     elif kind == "sac+data":
         algo = ps.SAC(**ONLINE, replay=kept)
     else:
-        init = Path(rows[f"{name}/rebrac/{seed}"]["dir"])
-        algo = ps.TD3(**{**ONLINE, "net": NORMED}, learning_starts=0, replay=kept)
+        init = work / "runs" / rows[f"{name}/rebrac/{seed}"]["run"]
+        algo = replace(ps.TD3(**ONLINE), net=NORMED, learning_starts=0, replay=kept)
     folder = work / "runs" / f"{name}-{kind}-{seed}-{time.time_ns()}"
     return trained(algo, ps.SerialSampler(T=8, B=1), STEPS, seed, folder, init)
 

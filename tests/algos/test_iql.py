@@ -96,7 +96,7 @@ def test_boxes_ends_and_time_limits() -> None:
     assert action[0] < 0.0 < action[1]
     rows = ps.Inputs(torch.tensor([[0.0], [1.0], [2.0]]), None, None, None)  # pyright: ignore[reportArgumentType]
     assert learned(toy.ThreeStep, ps.IQL(**FAST))(rows).value.tolist() == pytest.approx([2.71, 1.9, 1.0], abs=0.15)
-    endless = learned(partial(toy.Endless, 2), ps.IQL(**{**FAST, "discount": 0.5}))
+    endless = learned(partial(toy.Endless, 2), replace(ps.IQL(**FAST), discount=0.5))
     assert endless(SIGNS._replace(obs=torch.zeros(1, 1))).value.item() == pytest.approx(2.0, abs=0.1)
 
 

@@ -26,6 +26,12 @@ MARK = 1_000.0
 """Reward of every step of the dataset; the environment pays 0 or less."""
 NET = ps.Net(hidden=(8,), activation="relu")
 SMALL: dict[str, Any] = {"batch_size": 16, "replay_ratio": 8, "learning_starts": 16, "net": NET}
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    return {**SMALL, **changes}
+
+
 RUN = ps.RunConfig(steps=96, seed=3, eval_interval=0, eval_episodes=1, progress="off", learner_threads=1)
 
 
@@ -48,11 +54,11 @@ def kept(dataset: str, **more: Any) -> ps.ReplaySettings:
 ALGOS: dict[str, Any] = {
     "sac": ps.SAC(**SMALL), "td3": ps.TD3(**SMALL, n_step=3), "rebrac": ps.ReBRAC(**SMALL), "iql": ps.IQL(**SMALL),
     "cql": ps.CQL(**SMALL, sampled_actions=2), "td3-bc": ps.TD3BC(**SMALL),
-    "normalised": ps.SAC(**{**SMALL, "net": replace(NET, normalize_obs=True, normalize_reward=True)}),
+    "normalised": ps.SAC(**small(net=replace(NET, normalize_obs=True, normalize_reward=True))),
 }  # fmt: skip
 
 
-def experiment(path: Path, algo: Any, sampler: Any = None, env: str = ENV, **replay: Any) -> ps.Experiment:
+def experiment(path: Path, algo: Any, sampler: Any = None, env: str = ENV, **replay: Any) -> Any:
     if not path.exists():
         written(path, env=env)
     return ps.Experiment(
@@ -74,7 +80,8 @@ def test_each_minibatch_has_its_share_of_the_dataset(share: float, tmp_path: Pat
             seen |= dict(zip(x["action"][of_data, 0].tolist(), x["discount"][of_data].tolist()))
         assert len(seen) == 44  # the steps of the dataset
         assert sum(weight == 0.0 for weight in seen.values()) == 2  # of which two episodes are terminated
-        assert trainer.policy.replay_schedule.replay.appended == trainer.env_steps
+        schedule: Any = trainer.policy.replay_schedule
+        assert schedule.replay.appended == trainer.env_steps
 
 
 def test_choices_learn_from_a_dataset_too(tmp_path: Path) -> None:
@@ -86,7 +93,7 @@ def test_choices_learn_from_a_dataset_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", slow_but("normalised rebrac", [*ALGOS]))
 def test_a_restored_run_goes_on_in_the_same_bits(name: str, tmp_path: Path) -> None:
-    exp = experiment(tmp_path / "d", ALGOS[name])
+    exp: Any = experiment(tmp_path / "d", ALGOS[name])
     with Trainer(exp, tmp_path / "run") as whole, Trainer(exp, tmp_path / "run") as resumed:
         for _ in range(4):
             whole.train()
@@ -169,9 +176,9 @@ def test_a_policy_goes_on_online_with_its_data(tmp_path: Path) -> None:
     """ReBRAC's networks are TD3's: the run starts from the parameters of the one before, and at once acts by them."""
     path = written(tmp_path / "d")
     run = replace(RUN, dir=str(tmp_path / "offline"))
-    algo = ps.ReBRAC(**{**SMALL, "learning_starts": 0})
+    algo = ps.ReBRAC(**small(learning_starts=0))
     ps.train(ps.Experiment(ENV, algo, ps.OfflineSampler(path, T=4, B=3), run))
-    online = ps.TD3(**{**SMALL, "learning_starts": 0}, replay=kept(path))
+    online = ps.TD3(**small(learning_starts=0), replay=kept(path))
     exp = ps.Experiment(ENV, online, ps.SerialSampler(T=4, B=3), replace(run, dir=str(tmp_path / "online")))
     result = ps.train(exp, init=str(tmp_path / "offline"))
     assert result.metrics["train/n_updates"] > 40
@@ -188,14 +195,15 @@ def test_settings_that_do_not_fit_are_refused(replay: Any, message: str) -> None
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "d")
-    for exp, message in (
+    cases: tuple[tuple[Any, str | None], ...] = (
         (experiment(tmp_path / "d", ALGOS["sac"], dataset_share=0.01), r"makes 0 of batch_size=16 samples"),
-        (experiment(tmp_path / "d", ps.SAC(**{**SMALL, "batch_size": 100})), r"has 44 steps, fewer than the 50"),
-        (ps.Experiment(ENV, ps.SAC(**{**SMALL, "batch_size": 60}), ps.OfflineSampler(path), RUN), r"has 44 .* than the 60"),
+        (experiment(tmp_path / "d", ps.SAC(**small(batch_size=100))), r"has 44 steps, fewer than the 50"),
+        (ps.Experiment(ENV, ps.SAC(**small(batch_size=60)), ps.OfflineSampler(path), RUN), r"has 44 .* than the 60"),
         (experiment(tmp_path / "none" / "d", ALGOS["sac"], ps.SerialSampler(T=4, B=3)), None),
         (ps.Experiment(ContinuousBandit, ps.SAC(**SMALL, replay=kept(path)), ps.SerialSampler(T=4, B=3), RUN),
          r"has other spaces than .*ContinuousBandit"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for exp, message in cases:
         if message is None:
             exp = replace(exp, algo=replace(exp.algo, replay=kept(str(tmp_path / "missing"))))
             message = "missing"
