@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.agents.parameters import parameters_digest
 from penstock.algos.dagger import GuidedAgent
 from penstock.core.batch import Inputs
 from penstock.core.spec import LeafSpec
 from penstock.envs.toy import Match, TMaze
+from penstock.envs.toy.agents import TeamBits
 from penstock.learn.rows.postprocess import as_tensors
+from penstock.run.files.foreign import foreign
 from tests.algos.taught import SMALL, TaughtDAgger
 from tests.samplers.placed import PLACES, differences, run
 from tests.slow import slow
@@ -211,6 +214,22 @@ def test_a_run_resumes_bit_for_bit_from_any_expert_and_plays_without_it(kind: st
         ps.CheckpointError, match=r"the expert is .* and the checkpoint was written with .* has changed"
     ):
         ps.resume(str(tmp_path / "halves"), {"run.steps": 96})
+
+
+@pytest.mark.slow
+def test_agents_of_a_run_are_taught_by_those_of_another_and_runners_have_experts_too(tmp_path: Path) -> None:
+    expert = expert_run(tmp_path / "e", TeamBits)
+    exp = ps.Experiment(TeamBits, ps.DAgger(expert=expert, net=SMALL), ps.SerialSampler(T=8, B=2))
+    policy = ps.train(replace(exp, run=ps.RunConfig(32, dir=tmp_path / "d", **QUIET))).policy["shared"]  # pyright: ignore
+    runner = ps.EnvRunner(exp)
+    digest = parameters_digest(ps.load(expert)["shared"].agent)
+    for agent in (policy.agent, runner.policy["shared"].agent):  # pyright: ignore
+        assert parameters_digest(agent.expert) == digest
+    runner.close()
+
+
+def test_a_strangers_settings_that_name_an_expert_name_a_file() -> None:
+    assert foreign({"expert": "runs"}) == ["expert='runs' (a file)"]
 
 
 def test_a_state_that_another_expert_has_labelled_is_refused() -> None:
