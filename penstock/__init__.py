@@ -30,6 +30,7 @@ _WHERE = {
     "AsyncSerialSampler": "penstock.samplers.asynchronous",
     "BC": "penstock.algos.bc",
     "BatchSpec": "penstock.core.spec",
+    "BootDQN": "penstock.algos.boot_dqn",
     "CQL": "penstock.algos.cql",
     "CheckpointError": "penstock.core.errors",
     "ConfigError": "penstock.core.errors",
@@ -78,6 +79,7 @@ _WHERE = {
     "PolicySet": "penstock.learn.policy_set",
     "QAgent": "penstock.agents.q_agent",
     "QMIX": "penstock.algos.qmix",
+    "RND": "penstock.algos.rnd",
     "R2D1": "penstock.algos.r2d1",
     "ReBRAC": "penstock.algos.rebrac",
     "Replay": "penstock.replay.replay",
@@ -167,6 +169,7 @@ if TYPE_CHECKING:
     from penstock.algos.a2c import A2C as A2C
     from penstock.algos.appo import APPO as APPO
     from penstock.algos.bc import BC as BC
+    from penstock.algos.boot_dqn import BootDQN as BootDQN
     from penstock.algos.cql import CQL as CQL
     from penstock.algos.crossq import CrossQ as CrossQ
     from penstock.algos.dagger import DAgger as DAgger
@@ -183,6 +186,7 @@ if TYPE_CHECKING:
     from penstock.algos.qmix import QMIX as QMIX
     from penstock.algos.r2d1 import R2D1 as R2D1
     from penstock.algos.rebrac import TD3BC as TD3BC, ReBRAC as ReBRAC
+    from penstock.algos.rnd import RND as RND
     from penstock.algos.sac import SAC as SAC
     from penstock.algos.self_play import SelfPlay as SelfPlay
     from penstock.algos.td3 import TD3 as TD3

@@ -81,6 +81,17 @@ def q_agent(spec: EnvSpec, settings: QSettings, network: nn.Module | None = None
     return agent
 
 
+def one_choice(spec: EnvSpec) -> LeafSpec:
+    """The action, if it is one discrete choice. Raises ConfigError for any other."""
+    action = spec.action
+    if not isinstance(action, LeafSpec) or action.kind != "discrete":
+        raise ConfigError(
+            f"Q-learning needs one discrete action; the environment takes {describe(action)}: use SAC, TD3 or "
+            "DDPG for boxes, PPO for anything else"
+        )
+    return action
+
+
 class QNetwork(nn.Module):
     """Features, optional memory and a head: [N, A] or, with more outputs for an action, [N, A, K].
 
@@ -200,12 +211,7 @@ class QAgent(Agent):
         if net.use_sde:
             raise ConfigError("net.use_sde=True with one choice for an action; gSDE is for boxes, in PPO, A2C and SAC")
         net.refuse_parts("Q-learning")
-        action: Any = spec.action
-        if not isinstance(action, LeafSpec) or action.kind != "discrete":
-            raise ConfigError(
-                f"Q-learning needs one discrete action; the environment takes {describe(spec.action)}: use SAC, TD3 or "
-                "DDPG for boxes, PPO for anything else"
-            )
+        action: Any = one_choice(spec)
         if noisy and net.block != "none":
             raise ConfigError(f"noisy=True with net.block={net.block!r}, whose layers have no noise; use epsilon")
         if noisy and net.is_recurrent:

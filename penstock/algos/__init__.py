@@ -12,6 +12,7 @@ ALGOS = {
     "a2c": "penstock.algos.a2c:A2C",
     "appo": "penstock.algos.appo:APPO",
     "bc": "penstock.algos.bc:BC",
+    "boot-dqn": "penstock.algos.boot_dqn:BootDQN",
     "cql": "penstock.algos.cql:CQL",
     "crossq": "penstock.algos.crossq:CrossQ",
     "ddpg": "penstock.algos.ddpg:DDPG",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock import ops
 from penstock.agents.actor_critic import ActorCritic, value_unit
+from penstock.algos.rnd import RND
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.limits import Bound, Chance, Rate, Weight
 from penstock.core.spec import BatchSpec
@@ -77,3 +78,5 @@ class A2C(Settings):
     normalize_value: bool = True
     """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
     size of rewards does not matter."""
+    rnd: RND | None = None
+    """Explores by an intrinsic reward for what is new (random network distillation); None: without."""

@@ -18,6 +18,7 @@ import torch
 from penstock import ops
 from penstock.agents.actor_critic import value_unit
 from penstock.agents.agent import Agent, check_agent_members, logp_and_values
+from penstock.algos.rnd import RND
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Cap, Chance, Count, Limit, Rate, Weight, Whole
@@ -161,6 +162,8 @@ class APPO(MinibatchSettings):
     normalize_value: bool = True
     """Learn values in units of the running root mean square of returns (`ValueScale`), and advantages too, so that the
     size of rewards does not matter."""
+    rnd: RND | None = None
+    """Explores by an intrinsic reward for what is new (random network distillation); None: without."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     SEARCH = 12
     POLICY = 13
     DEMONSTRATE = 14
+    NOVELTY = 15
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:

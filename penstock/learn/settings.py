@@ -113,6 +113,8 @@ class Settings:
         require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
         require_call("optimizer_fn", functions.optimizer, "agent", "settings", returns="optimizers by name")
         optimizer = decayed_weights(functions.optimizer)
+        if (part := getattr(self, "rnd", None)) is not None:
+            functions = part.added_to(functions)
         return Policy(
             self,
             spec,

@@ -25,10 +25,13 @@ _present: ContextVar[SlotPartition | None] = ContextVar("partition of the policy
 
 def batch_mean(x: Tensor, valid: Tensor) -> Tensor:
     """The mean of x [T, B] where `valid`, in a `postprocess_fn` over the batches of all learners."""
+    return ops.masked_mean(of_all_learners(x), of_all_learners(valid))
+
+
+def of_all_learners(x: Tensor) -> Tensor:
+    """[T, total, ...] of the batches of all learners, in a `postprocess_fn` that has those of one, [T, B, ...]."""
     partition = _present.get()
-    if partition is not None:
-        x, valid = partition.gather(x), partition.gather(valid)
-    return ops.masked_mean(x, valid)
+    return x if partition is None else partition.gather(x)
 
 
 def sample_mean(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -94,7 +97,7 @@ class SlotPartition:
             )
 
     def known_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, so that `batch_mean` in it is over these slots."""
+        """The function, so that `of_all_learners` in it is of these slots."""
         context = copy_context()
         context.run(_present.set, self)
         return functools.partial(context.run, function)

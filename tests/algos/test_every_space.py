@@ -102,7 +102,9 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, gym.Space[Any]]]] = {
     "bc": (ps.BC(**MINI), ANY),
     "marwil": (ps.MARWIL(**MINI), ANY),
     "mappo": (ps.MAPPO(**MINI), ANY),
+    "ppo rnd": (ps.PPO(**MINI, rnd=ps.RND(net=NET)), ANY),
     "dqn": (ps.DQN(**SAMPLES), CHOICES),
+    "boot dqn": (ps.BootDQN(**SAMPLES, heads=3), CHOICES),
     "rainbow": (
         ps.DQN(
             **SAMPLES | {"net": ps.Net(hidden=(8,), normalize_obs=True)},

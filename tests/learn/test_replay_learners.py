@@ -24,6 +24,7 @@ def kept(**settings: Any) -> ps.ReplaySettings:
 
 CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     "dqn": ("CartPole-v1", ps.DQN(**SOON, replay_ratio=16, replay=kept()), 8, 8, (4, 4)),
+    "boot-dqn": ("CartPole-v1", ps.BootDQN(**SOON, heads=3, replay_ratio=64, replay=kept()), 8, 8, (3, 5)),
     "dqn-per": (
         "CartPole-v1",
         ps.DQN(

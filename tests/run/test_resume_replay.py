@@ -98,6 +98,7 @@ PARTS = {
         DQN, n_step=1, net=ps.Net(hidden=(16,)),
         replay=replace(UNIFORM, hindsight=4, reward_fn="penstock.envs.toy.goals:BitFlip"))),
     "DDPG": ("Pendulum-v1", ps.DDPG(**CONTROL, replay=UNIFORM)),
+    "boot DQN": ("CartPole-v1", ps.BootDQN(**CONTROL, heads=3, replay=replace(UNIFORM, index="prioritized"))),
     "discrete SAC": ("CartPole-v1", ps.DiscreteSAC(**CONTROL, replay=UNIFORM)),
     **{case: CASES[case][:2] for case in ("uniform", "frames in files", "TD3 in files", "sequences")},
 }  # fmt: skip

@@ -36,12 +36,15 @@ ON_POLICY = {
     "pqn": ps.PQN(minibatch=16, epochs=2, net=ps.Net(hidden=(8,), norm="layer", normalize_obs=True)),
     "pqn-lstm": ps.PQN(minibatch=16, epochs=2, optimizer="adam", net=LSTM),
     "appo-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, target_interval=3),
+    "ppo-rnd": ps.PPO(minibatch=16, epochs=2, net=NET, rnd=ps.RND(share=0.5, net=NET)),
+    "appo-rnd-lstm": ps.APPO(minibatch=16, epochs=2, net=LSTM, rnd=ps.RND(net=NET)),
 }
 OFF_POLICY = {
     "dqn": ps.DQN(replay=UNIFORM, **SMALL),
     "dqn-per": ps.DQN(replay=PRIORITIZED, **SMALL),
     "rainbow": ps.DQN(replay=PRIORITIZED, distributional="c51", noisy=True, dueling=True, n_step=3, **SMALL),
     "quantile": ps.DQN(replay=UNIFORM, distributional="quantile", n_atoms=5, **SMALL),
+    "boot-dqn": ps.BootDQN(replay=UNIFORM, heads=3, **SMALL),
     "discrete-sac": ps.DiscreteSAC(replay=UNIFORM, **SMALL),
     "r2d1": ps.R2D1(train_length=4, burn_in=2, state_interval=8, n_step=2, batch_size=4, learning_starts=24, net=LSTM,
                     replay=ps.ReplaySettings(capacity=400, index="prioritized")),
@@ -59,7 +62,7 @@ BATCH = ps.BatchSpec(T=8, B=4)
 
 @pytest.mark.parametrize(
     "name",
-    slow_but("ppo-lstm impala appo rainbow discrete-sac r2d1", [*ON_POLICY, *OFF_POLICY]),
+    slow_but("ppo-lstm ppo-rnd impala appo rainbow boot-dqn discrete-sac r2d1", [*ON_POLICY, *OFF_POLICY]),
 )
 def test_every_built_in_algorithm_of_choices_keeps_its_promises(name: str) -> None:
     check_algorithm({**ON_POLICY, **OFF_POLICY}[name], batch=BATCH)

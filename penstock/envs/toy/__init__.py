@@ -3,6 +3,7 @@
 from penstock.envs.toy.agents import EchoAgents, EchoTurns, LatePay, Nim, ParallelToy, TeamBits, TurnToy
 from penstock.envs.toy.base import Toy
 from penstock.envs.toy.connect import Connect3
+from penstock.envs.toy.deep_sea import DeepSea
 from penstock.envs.toy.faults import FAULTS, FaultEnv
 from penstock.envs.toy.goals import BitFlip
 from penstock.envs.toy.memory import HideVelocity, RepeatPrevious, TMaze, cartpole_positions
@@ -37,6 +38,7 @@ __all__ = [
     "Connect3",
     "ContinuousBandit",
     "Counter",
+    "DeepSea",
     "Echo",
     "EchoAgents",
     "EchoTurns",
