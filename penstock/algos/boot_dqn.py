@@ -147,8 +147,8 @@ class BootAgent(Agent):
         return index + self.q._start, {"mask": kept}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
-        """[N, A, K] Q of every head."""
-        return self.q(inputs)
+        """[N, A, K] Q of every head; [T, B, A, K] of sequences, with a state."""
+        return self.q(inputs) if state is None else self.q(inputs.flat()).unflatten(0, inputs.first.shape)
 
     def legal(self, inputs: Inputs, q: Tensor) -> Tensor:
         """[N, A, k] q, illegal actions set to `MASKED`."""

@@ -87,7 +87,8 @@ class Novelty(nn.Module):
         shown = of_all_learners(valid), tree_map(of_all_learners, self.preparation.unmasked(batch.obs))
         if new := self.normalizer.empty:
             self.normalizer.update(tree_map(lambda x: x[1:], shown[1]), shown[0])
-        parts = batch.inputs.flat().split(_ROWS) if self.critic.encoder.sees_images else (batch.inputs.flat(),)
+        flat = batch.inputs.flat()
+        parts = list(flat.split(_ROWS)) if self.critic.encoder.sees_images else [flat]
         lead = batch.first.shape
         error = torch.cat([self.errors(x.obs) for x in parts]).reshape(lead)[1:].masked_fill(~valid, 0.0)
         value = torch.cat([self.values(x.obs) for x in parts]).reshape(lead)

@@ -223,3 +223,19 @@ def test_fault_env_faults_once_at_its_step_and_slot():
         toy.FaultEnv("nan_ops")
     with pytest.raises(ConfigError, match="dict_obs=True"):
         toy.FaultEnv("extra_key")
+
+
+def test_deep_sea_pays_for_the_one_path_to_the_right_and_maps_actions_as_bsuite_does() -> None:
+    env = toy.DeepSea(size=4)
+    assert env.right.tolist() == np.random.RandomState(42).binomial(1, 0.5, (4, 4)).tolist()
+
+    def right(obs: Any) -> int:
+        return int(env.right.ravel()[obs.argmax()])
+
+    assert play(env, right, 1) == [[-0.0025, -0.0025, -0.0025, pytest.approx(1 - 0.0025)]]
+    assert play(env, lambda obs: 1 - right(obs), 1) == [[0.0] * 4]
+    slips = iter([True, False, True, True])  # back at the left edge after the first step
+    assert play(env, lambda obs: right(obs) if next(slips) else 1 - right(obs), 1) == [[-0.0025, 0.0, -0.0025, -0.0025]]
+    env.reset(seed=0)
+    shown = [env.step(env.right[t, t])[0] for t in range(4)]
+    assert [x.nonzero()[0].tolist() for x in shown] == [[5], [10], [15], []]
