@@ -62,7 +62,9 @@ def main() -> None:
     for seed in range(args.first, args.first + args.seeds):
         at, good, seconds = solved(args.algo, args.size, seed, args.episodes)
         said = f"solved at episode {at}" if at else f"not solved in {args.episodes} episodes"
-        print(f"{args.algo}, size {args.size}, seed {seed}: {said}, {good} good ones, {seconds:.0f} s of CPU", flush=True)
+        print(
+            f"{args.algo}, size {args.size}, seed {seed}: {said}, {good} good ones, {seconds:.0f} s of CPU", flush=True
+        )
 
 
 if __name__ == "__main__":

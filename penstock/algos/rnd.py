@@ -22,7 +22,7 @@ from penstock.agents.agent import Agent, check_agent_members, logp_and_values
 from penstock.agents.mlp import orthogonal
 from penstock.agents.networks import Net
 from penstock.agents.preparation import ObsNormalizer, Preparation, RewardScaler
-from penstock.core.batch import Inputs, SampleBatch, TrainBatch
+from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Count, NotNegative, Share, Unit, check_settings
@@ -68,14 +68,14 @@ class Novelty(nn.Module):
 
     def errors(self, obs: Tree) -> Tensor:
         """[N] mean over features of (predictor - target)^2 for observations [N, ...]."""
-        seen = self._seen(obs)
+        seen = self.seen(obs)
         with torch.no_grad():
             wanted = self.target(_NONE, seen, self.target_out)
         return (self.predictor(_NONE, seen, self.predictor_out) - wanted).square().mean(-1)
 
     def values(self, obs: Tree) -> Tensor:
         """[N] intrinsic values of observations [N, ...], in units of the scaled intrinsic reward."""
-        return self.critic(_NONE, self._seen(obs), self.value_head).squeeze(-1)
+        return self.critic(_NONE, self.seen(obs), self.value_head).squeeze(-1)
 
     @torch.no_grad()
     def judged(self, batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +104,8 @@ class Novelty(nn.Module):
         self.batches += 1
         return (drawn(lambda T, B: uniform(*address, slice(0, B), T, 1)[..., 0], valid) < share) / share
 
-    def _seen(self, obs: Tree) -> Tree:
+    def seen(self, obs: Tree) -> Tree:
+        """Observations as the networks see them: without the mask, normalised and clipped."""
         return self.normalizer(self.preparation.unmasked(obs))
 
 
@@ -181,9 +182,10 @@ def rnd_loss(agent: Agent, x: TrainBatch, found: Loss, cfg: Any) -> Loss:
     value = rnd.values(flat(x["rnd_obs"])).reshape(lead)
     predictor = ops.masked_mean(error * x["rnd_weight"] if "rnd_weight" in x.rows else error, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["rnd_return"], x.valid)
-    total = found.total + cfg.value_coef * value_loss + predictor
+    own: Any = found.total if isinstance(found.total, dict) else {"all": found.total}
+    total = own["all"] + cfg.value_coef * value_loss + predictor
     metrics = {"rnd_loss": predictor.detach(), "rnd_value_loss": value_loss.detach(), "loss": total.detach()}
-    return found._replace(total=total, metrics={**found.metrics, **metrics})
+    return found._replace(total={**own, "all": total} if len(own) > 1 else total, metrics={**found.metrics, **metrics})
 
 
 def novelty(agent: Agent) -> Novelty:

@@ -24,7 +24,13 @@ from tests.params import slow_but
 
 SPEC = EnvSpec(LeafSpec("box", (1,), "float32", -9.0, 9.0), LeafSpec("discrete", (), "int64", sizes=(2,)))
 LINEAR = ps.Net(hidden=(), activation="relu")
-SMALL: dict[str, Any] = {"heads": 3, "batch_size": 8, "learning_starts": 16, "replay_ratio": 4.0, "net": ps.Net(hidden=(8,))}
+SMALL: dict[str, Any] = {
+    "heads": 3,
+    "batch_size": 8,
+    "learning_starts": 16,
+    "replay_ratio": 4.0,
+    "net": ps.Net(hidden=(8,)),
+}
 
 
 def linear_agent(cfg: ps.BootDQN) -> BootAgent:
@@ -70,7 +76,9 @@ def test_targets_by_hand() -> None:
     """Q^-_1(1) = (0.5 + 2, 1), Q^-_2(1) = (-0.5, 0.5 + 2); double: Q_1(1) = (3, 2) chooses 0, Q_2(1) = (-1, 3) 1."""
     x = postprocess_fn(linear_agent(CFG), rows(), CFG)
     assert x["target"].tolist() == [[5.0 + 0.5 * 2.5, 5.0 + 0.5 * 2.5], [7.0, 7.0]]
-    far = rows(next=inputs(-3.0, 6.0))  # Q_1 = (-1, -6) by 0 as Q^-_1 = (0.5, -3); Q_2 = (3, -5) by 0, Q^-_2 = (1.5, -5.5)
+    far = rows(
+        next=inputs(-3.0, 6.0)
+    )  # Q_1 = (-1, -6) by 0 as Q^-_1 = (0.5, -3); Q_2 = (3, -5) by 0, Q^-_2 = (1.5, -5.5)
     double = ps.BootDQN(heads=2, prior_scale=2.0, net=LINEAR)
     assert postprocess_fn(linear_agent(double), far, double)["target"][0].tolist() == [5.25, 5.75]
     near = rows(next=inputs(2.5, 6.0))  # Q_1 = (4.5, 5) chooses 1; Q^-_1 = (3.25, 2.5) would choose 0
@@ -221,7 +229,8 @@ def test_placement_changes_nothing(place: Any) -> None:
 
 def test_heads_change_with_episodes_and_masks_come_back_with_their_rows() -> None:
     sampler = ps.SerialSampler(T=1, B=4).build(Chain, 1)
-    policy = ps.BootDQN(**SMALL | {"learning_starts": 400}, replay=ReplaySettings(capacity=400)).build(sampler.spec, 1)
+    rare: dict[str, Any] = SMALL | {"learning_starts": 400}
+    policy = ps.BootDQN(**rare, replay=ReplaySettings(capacity=400)).build(sampler.spec, 1)
     policy.prepare(sampler.batch_spec, sampler.initialize(policy.agent)["info"])
     drawn, masks = [], []
     for itr in range(60):
@@ -261,7 +270,9 @@ def test_boxes_are_refused() -> None:
         ps.BootDQN().build(EnvSpec(SPEC.obs, SPEC.obs))
 
 
-@pytest.mark.parametrize(("env", "obs", "known"), [(TwoStep, [0.0, 1.0], [[0.9, 0.9], [1.0, 1.0]]), (Bandit, [0.0], [[-1, 1]])])
+@pytest.mark.parametrize(
+    ("env", "obs", "known"), [(TwoStep, [0.0, 1.0], [[0.9, 0.9], [1.0, 1.0]]), (Bandit, [0.0], [[-1, 1]])]
+)
 def test_values_of_probes_are_exact_for_every_head(env: Any, obs: list[float], known: list[list[float]]) -> None:
     cfg = ps.BootDQN(lr="linear(2e-2, 0)", discount=0.9, heads=3, epsilon=1.0, batch_size=32, replay_ratio=8.0, learning_starts=32,
                      net=ps.Net(hidden=(16,), activation="relu"))  # fmt: skip

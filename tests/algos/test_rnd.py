@@ -49,7 +49,7 @@ class Reference:
 
     def __init__(self, rnd: Novelty, lr: float) -> None:
         self.nets = copy.deepcopy(rnd)
-        self.filters: dict[int, float] = {}
+        self.filters: dict[Any, Any] = {}
         self.returns: list[float] = []
         self.seen = np.zeros((0, 5))
         self.adam = torch.optim.Adam([p for p in self.nets.parameters() if p.requires_grad], lr=lr, eps=1e-5)
@@ -78,7 +78,9 @@ class Reference:
         else:
             begun = False
         with torch.no_grad():
-            error, value = (f(obs.reshape(-1, 5)).numpy().reshape(T + 1, B).astype(np.float64) for f in (self.error, self.value))
+            error, value = (
+                f(obs.reshape(-1, 5)).numpy().reshape(T + 1, B).astype(np.float64) for f in (self.error, self.value)
+            )
         for t, b in np.argwhere(valid):
             self.filters[b] = self.filters.get(b, 0.0) * 0.99 + error[t + 1, b]
             self.returns.append(self.filters[b])
@@ -168,7 +170,7 @@ def test_images_and_parts_of_a_dict_are_normalised_element_by_element_and_masks_
         "action_mask": torch.ones(9, 2),
     }  # fmt: skip
     rnd.normalizer.update({k: x.unsqueeze(0) for k, x in shown.items() if k != "action_mask"}, torch.ones(1, 9).bool())
-    seen = rnd._seen(shown)
+    seen: Any = rnd.seen(shown)
     assert set(seen) == {"image", "choice"} and seen["image"].mean(0).abs().max() < 1e-5
     assert rnd.errors(shown).shape == (9,) == rnd.values(shown).shape
 
@@ -208,6 +210,7 @@ def test_values_of_the_task_are_exact_beside_it() -> None:
     sampler = ps.SerialSampler(T=32, B=4).build(TwoStep, 2)
     policy = cfg.build(sampler.spec, seed=2, total_steps=25 * 128)
     sampler.initialize(policy.agent)
+    metrics: dict[str, float] = {}
     for itr in range(25):
         batch = sampler.obtain_samples(itr)[0]
         metrics = ps.train_one_step(policy, batch)
@@ -219,8 +222,11 @@ def test_values_of_the_task_are_exact_beside_it() -> None:
 
 def test_several_policies_each_have_their_own() -> None:
     algo = ps.PPO(net=NET, minibatch=16, epochs=1, rnd=SMALL)
-    algos = ps.Policies({"a": algo, "b": ps.PPO(net=NET)}, lambda agent, episode, seed: "ab"[int(agent[-1]) % 2], {"a": 2, "b": 2})  # fmt: skip
-    result = ps.train(ps.Experiment(EchoAgents, algos, ps.SerialSampler(T=8, B=2), ps.RunConfig(steps=64, progress="off")))
+    who: Any = lambda agent, episode, seed: "ab"[int(agent[-1]) % 2]  # noqa: E731
+    algos = ps.Policies({"a": algo, "b": ps.PPO(net=NET)}, who, {"a": 2, "b": 2})  # fmt: skip
+    result = ps.train(
+        ps.Experiment(EchoAgents, algos, ps.SerialSampler(T=8, B=2), ps.RunConfig(steps=64, progress="off"))
+    )
     assert "train/a/rnd_loss" in result.metrics and "train/b/rnd_loss" not in result.metrics
 
 
@@ -228,12 +234,15 @@ def test_a_run_on_images_takes_it_from_the_command_line_and_other_algorithms_ref
     exp = ps.Experiment(PixelCatch, ps.PPO(net=NET, minibatch=16, epochs=1), ps.SerialSampler(T=8, B=2),
                         ps.RunConfig(steps=32, dir=str(tmp_path / "run"), progress="off"))  # fmt: skip
     exp = ps.override(exp, {"algo.rnd.coef": 0.5})
-    assert exp.algo.rnd == ps.RND(coef=0.5)
+    algo: Any = exp.algo
+    assert algo.rnd == ps.RND(coef=0.5)
     ps.train(exp)
     assert ps.resume(tmp_path / "run", {"run.steps": 48}).metrics["train/rnd_error"] > 0.0
-    for algo in (ps.MAPPO, ps.DQN):
+    other: Any
+    for other in (ps.MAPPO, ps.DQN):
         with pytest.raises((ConfigError, TypeError), match="rnd"):
-            algo(rnd=SMALL)
+            other(rnd=SMALL)
+    settings: Any
     for said, settings in {"share=0": {"share": 0.0}, "recurrent='lstm'": {"net": ps.Net(recurrent="lstm")}}.items():
         with pytest.raises(ConfigError, match=said):
             ps.RND(**settings)

@@ -30,7 +30,13 @@ CASES: dict[str, tuple[str, Any, int, int, tuple[int, ...]]] = {
     "marwil": ("CartPole-v1", ps.MARWIL(minibatch=32, net=SMALL), 16, 8, (3, 5)),
     "pqn": ("CartPole-v1", ps.PQN(epochs=2, minibatch=64, net=ps.Net(hidden=(16,), norm="layer")), 16, 8, (3, 5)),
     "appo": ("CartPole-v1", ps.APPO(epochs=2, minibatch=64, net=SMALL), 16, 8, (3, 5)),
-    "ppo-rnd": ("Pendulum-v1", ps.PPO(epochs=2, minibatch=64, net=SMALL, rnd=ps.RND(share=0.5, net=SMALL)), 16, 6, (2, 4)),
+    "ppo-rnd": (
+        "Pendulum-v1",
+        ps.PPO(epochs=2, minibatch=64, net=SMALL, rnd=ps.RND(share=0.5, net=SMALL)),
+        16,
+        6,
+        (2, 4),
+    ),
 }
 
 
