@@ -49,12 +49,7 @@ STUDENTS: dict[str, tuple[Any, int]] = {
 """By algorithm: settings, and steps played back, with a gradient step for each where there is a replay. Rewards are scaled,
 since `cql_alpha` and `critic_bc` are in units of Q."""
 STEPS = 2_000
-ONLINE: dict[str, Any] = {
-    "lr": 1e-3,
-    "batch_size": 64,
-    "replay_ratio": 64,
-    "net": replace(NORMED, normalize_reward=False),
-}
+ONLINE: dict[str, Any] = {"lr": 1e-3, "batch_size": 64, "replay_ratio": 64, "net": replace(NORMED, normalize_reward=False)}
 
 
 def taught(work: Path) -> Path:

@@ -53,9 +53,7 @@ def curve(name: str, who: str, python: str, folder: str, seed: int) -> list[floa
     words = [str(seed) if old in ("--seed", "--run.seed") else word for old, word in zip(["", *words], words)]
     words = [word.replace("CartPole-v1", FUNCTION if who == "penstock" else ID) for word in words]
     with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as episodes:
-        path = os.pathsep.join(
-            [str(ROOT / "benchmarks" / "peers"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), folder]
-        )
+        path = os.pathsep.join([str(ROOT / "benchmarks" / "peers"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), folder])
         env = {**os.environ, "OMP_NUM_THREADS": "1", "EPISODES": episodes, "PYTHONPATH": path}
         if name == "cleanrl" and who != "penstock":
             words[1] = str(Path(folder, words[1]))
@@ -88,19 +86,12 @@ def plot() -> None:
         figure = Figure(figsize=(6.4, 3.4), dpi=120, layout="constrained")
         axes = figure.subplots()
         x = np.linspace(0, STEPS, PLACES + 1)[1:]
-        curves = {
-            who: np.array(list(seeds.values()))
-            for who, seeds in sorted(runs.items(), key=lambda it: it[0] == "penstock")
-        }
+        curves = {who: np.array(list(seeds.values())) for who, seeds in sorted(runs.items(), key=lambda it: it[0] == "penstock")}
         for colour, (who, seeds) in zip(("#D55E00", "#0072B2"), curves.items()):
             label = f"{'penstock' if who == 'penstock' else NAMES[name]}, {len(seeds)} seeds"
             axes.fill_between(x, seeds.min(0), seeds.max(0), color=colour, alpha=0.18, linewidth=0)
             axes.plot(x, seeds.mean(0), color=colour, linewidth=2.2, label=label)
-        axes.set(
-            xlabel="Environment steps",
-            ylabel=f"Mean return of the last {LAST} episodes",
-            title="PPO on CartPole-v1: mean, lowest and highest",
-        )
+        axes.set(xlabel="Environment steps", ylabel=f"Mean return of the last {LAST} episodes", title="PPO on CartPole-v1: mean, lowest and highest")
         axes.grid(color="#D9D9D9", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, loc="upper left")

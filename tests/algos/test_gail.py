@@ -106,9 +106,7 @@ def test_rewards_by_hand() -> None:
 
 
 def test_actions_count_as_the_environment_takes_them() -> None:
-    spec = ps.EnvSpec(
-        LeafSpec("box", (1,), "float32"), LeafSpec("box", (2,), "float32", low=-1.0, high=(0.5, math.inf))
-    )
+    spec = ps.EnvSpec(LeafSpec("box", (1,), "float32"), LeafSpec("box", (2,), "float32", low=-1.0, high=(0.5, math.inf)))
     judge: Any = ps.GAIL(net=SMALL).build(spec).agent.get_submodule("discriminator")
     found = judge.features(torch.zeros(1, 1), torch.tensor([[3.0, -9.0]]))
     assert found.tolist() == [[0.0, 0.5, -1.0]]
@@ -224,9 +222,7 @@ def test_a_run_resumes_bit_for_bit_and_plays_without_its_dataset(tmp_path: Path)
         obs = np.full((2, 1), -1.0, np.float32)
         writer.append(Episode(obs, np.array([0]), np.ones(1, np.float32), terminated=True, truncated=False))
     assert json.loads((tmp_path / "d" / "dataset.json").read_text())["shards"] != index["shards"]
-    with pytest.raises(
-        ps.CheckpointError, match=r"dataset .*d is .* and the checkpoint was written with .* has changed"
-    ):
+    with pytest.raises(ps.CheckpointError, match=r"dataset .*d is .* and the checkpoint was written with .* has changed"):
         ps.resume(str(tmp_path / "halves"), {"run.steps": 96})
 
 
@@ -235,15 +231,11 @@ def refused(algo: Any, env: Any = "CartPole-v1") -> None:
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(
-        ps.ConfigError, match=r"GAIL with dataset='', so there is nothing to imitate.*--algo.dataset PATH"
-    ):
+    with pytest.raises(ps.ConfigError, match=r"GAIL with dataset='', so there is nothing to imitate.*--algo.dataset PATH"):
         refused(ps.GAIL())
     with pytest.raises(ps.ConfigError, match="no dataset at .*missing"):
         refused(ps.GAIL(dataset=str(tmp_path / "missing")))
-    with pytest.raises(
-        ps.ConfigError, match=r"dataset .*d has other spaces than the environment: shape of obs is \(1,\)"
-    ):
+    with pytest.raises(ps.ConfigError, match=r"dataset .*d has other spaces than the environment: shape of obs is \(1,\)"):
         refused(ps.GAIL(dataset=recorded(tmp_path / "d")))
     with pytest.raises(ps.ConfigError, match="holds no episode"):
         with DatasetWriter(tmp_path / "empty", env_spec(Match())):
