@@ -57,6 +57,7 @@ IN_TRANSITIONS, IN_SEQUENCES, IN_FRAMES = (
     for x in ("transitions and prioritized and ring", "sequences and uniform and ring", "uniform and frames")
 )
 IN_OFF_POLICY, IN_DQN = "tests/algos/test_off_policy_conformance.py", "tests/algos/test_dqn.py"
+IN_FAST = "tests/algos/test_fast.py"
 IN_SAC, IN_TD3, IN_DDPG, IN_DISCRETE = (
     f"tests/algos/test_sac.py {IN_OFF_POLICY} -k 'sac and not discrete'", f"tests/algos/test_td3.py {IN_OFF_POLICY} -k td3",
     f"{IN_OFF_POLICY} -k ddpg", f"tests/algos/test_discrete_sac.py {IN_OFF_POLICY} -k discrete"
@@ -192,6 +193,11 @@ MUTATIONS = (
     Mutation("TD3: target actions leave the box", TD3, "(agent.target_point(following) + noise).clamp(-1.0, 1.0)",
              "agent.target_point(following) + noise", IN_TD3),
     Mutation("TD3: target of the first critic alone", TD3, "action).amin(0)", "action)[0]", IN_TD3),
+    Mutation("FastTD3: the target of the largest mean", "ops/distributional.py", ".sum(-1).argmin(0)", ".sum(-1).argmax(0)", IN_FAST),
+    Mutation("FastTD3: the last slot has less than all noise", CONTROL, "/ (self._slots - 1))", "/ self._slots)", IN_FAST),
+    Mutation("FastSAC: entropy is not discounted", SAC, '- x["discount"] * (alpha(agent)', "- (alpha(agent)", IN_FAST),
+    Mutation("critics from replay see what the actor sees", CONTROL, "self.critics(inputs, self.for_critic(inputs), action)",
+             "self.critics(inputs, self.prepared(inputs.obs), action)", "tests/agents/test_keys.py"),
     Mutation("TD3: the actor's step size is ignored", TD3,
              "make_optimizer(agent.actor.parameters(), cfg, cfg.actor_lr)", "make_optimizer(agent.actor.parameters(), cfg, None)", IN_TD3),
     Mutation("DDPG: the online actor chooses in targets", DDPG, "agent.target_point(following)", "agent.point(following)", IN_DDPG),

@@ -47,7 +47,7 @@ class Preparation:
             raise ConfigError(
                 f"net.actor_keys={net.actor_keys}, net.critic_keys={net.critic_keys} with an agent that has no critic "
                 "of its own observations; expected PPO, A2C, APPO, IMPALA, MAPPO, BC, MARWIL, SAC, TQC, CrossQ, TD3, "
-                "DDPG, DiscreteSAC or CQL on boxes, with their own agent"
+                "DDPG, ReBRAC, TD3BC, DiscreteSAC or CQL on boxes, with their own agent"
             )
         self.net, self.keys = net, keys
         self.unread = frozenset[str]() if keys is None else frozenset[str](spec.obs) - {*keys}

@@ -20,7 +20,7 @@ from penstock.core.batch import TrainBatch
 from penstock.core.limits import Positive, Rate, Weight, Whole
 from penstock.core.spec import BatchSpec
 from penstock.learn.algorithm import Loss
-from penstock.learn.settings import AlgorithmFunctions
+from penstock.learn.settings import AlgorithmFunctions, refuse_atoms
 from penstock.learn.slot_partition import sample_mean
 from penstock.replay.replay import Replay, ReplaySchedule, make_view
 
@@ -67,7 +67,7 @@ def replay_fn(agent: ControlAgent, cfg: ReBRAC) -> ReplaySchedule:
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, clips, fed, next_action=penalty)
 
     def after_update(agent: ControlAgent, cfg: ReBRAC, updates: int) -> None:
-        if updates % cfg.policy_delay == 0:
+        if updates % (cfg.target_interval or cfg.policy_delay) == 0:
             agent.update_targets(cfg.tau)
 
     return ReplaySchedule(
@@ -104,6 +104,10 @@ class ReBRAC(TD3):
     """Rows played back or collected before the first gradient step; with an environment, of random actions."""
     net: Net = Net(hidden=(256, 256, 256), activation="relu", norm="critic")
     """Networks of the default agent; norms keep critics from growing beyond the data."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_atoms(self)
 
 
 @dataclass(frozen=True)

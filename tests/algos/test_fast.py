@@ -126,6 +126,7 @@ def test_noise_is_spread_over_the_slots() -> None:
     """From `exploration_noise_low` in slot 0 to `exploration_noise` in the last one; none without noise."""
     cfg = ps.TD3(exploration_noise=0.5, exploration_noise_low=0.1, net=NET, learning_starts=10)
     agent = agent_of(cfg)
+    assert agent.by_kernel(True) is None  # whose rows have one noise
     x = inputs(*[0.3] * 6)
     u = float(torch.distributions.Normal(0.0, 1.0).cdf(torch.tensor(0.5)))
     noise = torch.tensor([[u, float(slot)] for slot in (0, 1, 2, 3, 4, 5)])
@@ -172,8 +173,8 @@ def test_samplers_train_the_same_bits(name: str) -> None:
                 ps.train_one_step(policy, batch)
         finally:
             sampler.shutdown()
-        found.append((seen, digest(policy)))
-    assert policy.updates > 5
+        found.append((seen, digest(policy), policy.updates))
+    assert found[0][2] > 5
     assert all(other == found[0] for other in found)
 
 
@@ -214,8 +215,10 @@ def test_wrong_settings_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"critics of your own.*3 quantiles or atoms"):
             own = algo(**ATOMS, agent=lambda spec, cfg: ps.control_agent(spec, cfg, critics=torch.nn.Identity()))
             own.build(SPEC)
-    for algo in (ps.TQC, ps.CrossQ):
-        with pytest.raises(ConfigError, match=r"distributional='c51' with (TQC|CrossQ), whose critics learn otherwise"):
+    for algo in (ps.TQC, ps.CrossQ, ps.ReBRAC, ps.TD3BC):
+        with pytest.raises(
+            ConfigError, match=r"distributional='c51' with (TQC|CrossQ|ReBRAC|TD3BC), whose critics learn otherwise"
+        ):
             algo(distributional="c51")
 
 

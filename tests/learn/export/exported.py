@@ -78,6 +78,10 @@ KINDS: dict[str, tuple[EnvSpec, Any]] = {
     "r2d1": (EnvSpec(VECTOR, CHOICE), ps.R2D1(net=net(memory("lstm", **PREVIOUS)))),
     "r2d1 gru mask": (EnvSpec(MASKED, CHOICE), ps.R2D1(net=net(memory("gru", **NORM)))),
     "sac": (EnvSpec(VECTOR, BOX), ps.SAC(net=net(NORM))),
+    "fast td3 groups": (
+        EnvSpec(GROUPS, BOX),
+        ps.TD3(distributional="c51", exploration_noise_low=0.1, net=net({**GROUPED, "activation": "relu"})),
+    ),
     "sac dict": (EnvSpec(DICT, BOX), ps.SAC(net=net(SMALL))),
     "tqc": (EnvSpec(VECTOR, BOX), ps.TQC(net=net({**NORM, "norm": "layer"}), quantiles=5)),
     "crossq": (EnvSpec(VECTOR, BOX), ps.CrossQ(net=net(NORM))),
