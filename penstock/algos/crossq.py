@@ -94,6 +94,11 @@ class RenormedMLP(nn.Module):
         """The output by the moments of the batch, and the sum of `moments_loss`; see `BatchRenorm.trained`."""
         return self._through(x, warm)
 
+    def _layer(self, x: Tensor, i: int) -> Tensor:
+        if self.k == 1:  # as other layers of actors: batched products round by the number of rows
+            return torch.nn.functional.linear(x[0], self.weights[i][0].t(), self.biases[i][0, 0]).unsqueeze(0)
+        return x @ self.weights[i] + self.biases[i]
+
     def _through(self, x: Tensor, warm: bool | None) -> tuple[Tensor, Tensor]:
         x, moments_loss = x.expand(self.k, *x.shape), x.new_zeros(())
         for i, norm in enumerate(self.norms):
@@ -103,9 +108,9 @@ class RenormedMLP(nn.Module):
                 x, own = norm.trained(x, warm)  # pyright: ignore[reportCallIssue]
                 moments_loss = moments_loss + own
             if i == len(self.norms) - 1:
-                x = in_full(lambda x: x @ self.weights[-1] + self.biases[-1], x) if self.has_out else x.squeeze(0)
+                x = in_full(lambda x: self._layer(x, -1), x) if self.has_out else x.squeeze(0)
             else:
-                x = x @ self.weights[i] + self.biases[i]
+                x = self._layer(x, i)
                 x = activate(x, self._activation) if self.between is None else self.between[i](x)
         return x, moments_loss
 
