@@ -176,7 +176,8 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
         "accuracy_expert": ops.masked_mean((logits[1] > 0.0).float(), valid),
     }
     if cfg.gradient_penalty:
-        between = torch.lerp(*features.detach().chunk(2), x["mix"].reshape(-1, 1)).requires_grad_()
+        ours, shown = features.detach().chunk(2)
+        between = torch.lerp(ours, shown, x["mix"].reshape(-1, 1)).requires_grad_()
         (slope,) = torch.autograd.grad(judge.logit(between).sum(), between, create_graph=True)
         penalty = ops.masked_mean((slope.square().sum(-1) + 1e-12).sqrt().sub(1.0).square().reshape(lead), valid)
         judged, metrics["gradient_penalty"] = judged + cfg.gradient_penalty * penalty, penalty
@@ -232,6 +233,8 @@ class GAIL(PPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rnd is not None:
+            raise ConfigError("GAIL with rnd, whose reward is of what is new, not of what was shown; use rnd=None")
         net = self.net
         if net.prev_reward or net.normalize_reward or net.clip_reward:
             raise ConfigError(

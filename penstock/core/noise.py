@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ _BLOCK = 1024  # numbers that are drawn at once, of as many small batches
 _HELD = 1 << 16  # added to a purpose, for noise that stays over steps
 
 
+@unique
 class Purpose(IntEnum):
     """The use of a stream of noise; two purposes never share a number."""
 

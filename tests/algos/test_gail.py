@@ -263,6 +263,8 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, monke
     for net in (ps.Net(prev_reward=True), ps.Net(normalize_reward=True), ps.Net(clip_reward=True)):
         with pytest.raises(ps.ConfigError, match="which are of the environment's reward"):
             ps.GAIL(net=net)
+    with pytest.raises(ps.ConfigError, match="whose reward is of what is new"):
+        ps.GAIL(rnd=ps.RND())
     with pytest.raises(ps.ConfigError, match="expected one observation for actor, critic and discriminator"):
         ps.GAIL(net=ps.Net(actor_keys=("a",), critic_keys=("a", "b")))
     with (
