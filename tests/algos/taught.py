@@ -35,10 +35,15 @@ class Shown:
 
 
 def null_pairs(spec: ps.EnvSpec, L: int = 5) -> Shown:
-    """L steps of null observations and actions."""
+    """L steps of null actions, in observations that are null but for floats, which differ from step to step."""
 
     def rows(n: int) -> Any:
-        return lambda leaf: np.broadcast_to(leaf.null(), (n, *leaf.shape)).copy()
+        def leaf_rows(leaf: Any) -> Any:
+            x = np.broadcast_to(leaf.null(), (n, *leaf.shape)).copy()
+            steps = np.arange(n, dtype=x.dtype).reshape(-1, *[1] * len(leaf.shape))
+            return x + steps / n if x.dtype.kind == "f" else x
+
+        return lambda leaf: leaf_rows(leaf).astype(leaf.dtype)
 
     return Shown(spec, tree_map(rows(L + 1), spec.obs), tree_map(rows(L), spec.action), L)
 

@@ -153,6 +153,7 @@ def test_the_replay_keeps_every_label_and_no_reset_row() -> None:
         ps.train_one_step(policy, batch)
     replay = policy.replay_schedule.replay
     assert len(replay) == kept
+    assert not any(x.requires_grad for x in policy.agent.expert.parameters())
     x = replay.sample(64, np.random.default_rng(0))[1]
     expert = ps.PPO(net=SMALL).build(sampler.spec, seed=7).agent
     with torch.no_grad():

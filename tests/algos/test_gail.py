@@ -148,6 +148,7 @@ def test_the_environments_reward_plays_no_part() -> None:
     ps.train_one_step(policies[1], batch)
     for x, y in zip(*(policy.agent.state_dict().values() for policy in policies)):
         assert torch.equal(x, y)
+    assert policies[0].agent.state_dict()["discriminator.batches"] == 1
 
 
 def pulls(spec: ps.EnvSpec, actions: list[int]) -> Shown:
