@@ -15,7 +15,7 @@ from penstock.core.batch import SampleBatch
 from penstock.core.errors import ConfigError
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.envs.toy import Chain, DeepSea, EchoAgents, PixelCatch, TwoStep
-from penstock.learn.policy import as_tensors
+from penstock.learn.rows.postprocess import as_tensors
 from penstock.testing.samplers import bits
 from tests.params import slow_but
 
