@@ -43,7 +43,7 @@ STUDENTS: dict[str, tuple[Any, int]] = {
     "cql": (ps.CQL(**SAMPLES, actor_lr=1e-3, cql_alpha=0.02, alpha=0.005, sampled_actions=4, net=SCALED), 8_000),
     "iql": (ps.IQL(**SAMPLES, net=SCALED), 8_000),
     "td3-bc": (ps.TD3BC(**SAMPLES, net=SCALED), 8_000),
-    "rebrac": (ps.ReBRAC(**SAMPLES, actor_bc=0.01, critic_bc=0.01, net=NORMED), 8_000),
+    "rebrac": (ps.ReBRAC(**SAMPLES, actor_bc=0.01, critic_bc=0.001, net=NORMED), 8_000),
 }
 """By algorithm: settings, and steps played back, with a gradient step for each where there is a replay. Rewards are scaled,
 since `cql_alpha` and `critic_bc` are in units of Q."""
