@@ -36,14 +36,14 @@ DATA: dict[str, tuple[tuple[int, int], ...]] = {
 DECAY = "linear(1e-3, 0)"
 SCALED = ps.Net(hidden=(64, 64), activation="relu", normalize_obs=True, normalize_reward=True)
 NORMED = replace(SCALED, norm="critic")
-SAMPLES: dict[str, Any] = {"lr": DECAY, "batch_size": 64, "replay_ratio": 64, "tau": 0.03}
+SAMPLES: dict[str, Any] = {"lr": DECAY, "batch_size": 64, "replay_ratio": 64}
 STUDENTS: dict[str, tuple[Any, int]] = {
     "bc": (ps.BC(lr=DECAY, net=replace(SCALED, activation="tanh")), 400_000),
     "marwil": (ps.MARWIL(lr=DECAY, net=replace(SCALED, activation="tanh")), 400_000),
     "cql": (ps.CQL(**SAMPLES, actor_lr=1e-3, cql_alpha=0.02, alpha=0.005, sampled_actions=4, net=SCALED), 8_000),
     "iql": (ps.IQL(**SAMPLES, net=SCALED), 8_000),
     "td3-bc": (ps.TD3BC(**SAMPLES, net=SCALED), 8_000),
-    "rebrac": (ps.ReBRAC(**SAMPLES, actor_bc=0.1, critic_bc=0.01, net=NORMED), 8_000),
+    "rebrac": (ps.ReBRAC(**SAMPLES, actor_bc=0.01, critic_bc=0.01, net=NORMED), 8_000),
 }
 """By algorithm: settings, and steps played back, with a gradient step for each where there is a replay. Rewards are scaled,
 since `cql_alpha` and `critic_bc` are in units of Q."""
