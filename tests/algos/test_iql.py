@@ -91,12 +91,18 @@ def test_v_is_the_expectile_and_the_policy_its_exponent(expectile: float) -> Non
     assert odds.tolist() == pytest.approx([2.0, 2.0], abs=0.45)
 
 
-def test_boxes_ends_and_time_limits() -> None:
-    action, _, _ = learned(partial(Lever, toy.Match), ps.IQL(**FAST, beta=10.0)).act(SIGNS, None, None)
+def test_the_better_action_of_a_box_is_imitated() -> None:
+    action, _, _ = learned(partial(Lever, toy.Match), ps.IQL(**FAST, beta=10.0), 5).act(SIGNS, None, None)
     assert action[0] < 0.0 < action[1]
+
+
+def test_ends() -> None:
     rows = ps.Inputs(torch.tensor([[0.0], [1.0], [2.0]]), None, None, None)  # pyright: ignore[reportArgumentType]
-    assert learned(toy.ThreeStep, ps.IQL(**FAST))(rows).value.tolist() == pytest.approx([2.71, 1.9, 1.0], abs=0.15)
-    endless = learned(partial(toy.Endless, 2), replace(ps.IQL(**FAST), discount=0.5))
+    assert learned(toy.ThreeStep, ps.IQL(**FAST), 6)(rows).value.tolist() == pytest.approx([2.71, 1.9, 1.0], abs=0.15)
+
+
+def test_time_limits() -> None:
+    endless = learned(partial(toy.Endless, 2), replace(ps.IQL(**FAST), discount=0.5), 6)
     assert endless(SIGNS._replace(obs=torch.zeros(1, 1))).value.item() == pytest.approx(2.0, abs=0.1)
 
 
