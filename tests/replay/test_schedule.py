@@ -23,7 +23,7 @@ class Counted:
     """A replay that only says how many samples it holds."""
 
     def __init__(self, index: str = "uniform", capacity: int = 10**6) -> None:
-        self.settings = SimpleNamespace(index=index, capacity=capacity)
+        self.settings = SimpleNamespace(index=index, capacity=capacity, dataset="")
         self.held, self.view = 0, None
 
     def __len__(self) -> int:
