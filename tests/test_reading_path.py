@@ -17,13 +17,13 @@ from tests.params import slow_but
 PACKAGE = Path(ps.__file__).parent
 FRAMES_TO_OPTIMIZER = 4
 FRAMES_TO_ENV = 6
-FILES_AN_ITERATION = 26
+FILES_AN_ITERATION = 27
 FROM_REPLAY = {"sac", "dqn-per"}
 FRAMES_FROM_REPLAY = 5
 FILES_FROM_REPLAY = 29
 OVER_RUNNERS = {"ppo-runners"}
 FRAMES_OVER_RUNNERS = 9
-FILES_OVER_RUNNERS = 32
+FILES_OVER_RUNNERS = 33
 PARTS = {"ppo-normalised-boxes": 1, "ppo-lstm": 1}
 """Optional parts chosen, each a file of its own."""
 NET = ps.Net(hidden=(16,), activation="relu")

@@ -121,8 +121,11 @@ class BootAgent(Agent):
     def __init__(self, spec: EnvSpec, cfg: BootDQN) -> None:
         super().__init__()
         network = Ensemble(spec, cfg.net, cfg.heads, cfg.prior_scale)
-        self.q: QAgent = q_agent(spec, cfg, network)
+        settings: Any = cfg
+        self.q: QAgent = q_agent(spec, settings, network)
         self.spec, self.fed, self.preparation = spec, frozenset[str](), self.q.preparation
+        first: Any = one_choice(spec).start
+        self.start = int(first)
         self.heads, self.mask_prob, self.noise_size, self.is_noisy = cfg.heads, cfg.mask_prob, 3 + cfg.heads, False
 
     def set_exploration(self, settings: Any, env_steps: int) -> None:
@@ -144,7 +147,7 @@ class BootAgent(Agent):
             nth = (noise[:, 1] * legal.sum(-1)).long()
             random = (legal.cumsum(-1) > nth.unsqueeze(-1)).long().argmax(-1)
             index = torch.where(noise[:, 0] < self.q.epsilon[0], random, q.argmax(-1))
-        return index + self.q._start, {"mask": kept}, state
+        return index + self.start, {"mask": kept}, state
 
     def forward(self, inputs: Inputs, state: Tree = None) -> Tensor:
         """[N, A, K] Q of every head; [T, B, A, K] of sequences, with a state."""

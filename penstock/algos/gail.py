@@ -177,7 +177,8 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
     }
     if cfg.gradient_penalty:
         ours, shown = features.detach().chunk(2)
-        between = torch.lerp(ours, shown, x["mix"].reshape(-1, 1)).requires_grad_()
+        mix: Any = x["mix"]
+        between = torch.lerp(ours, shown, mix.reshape(-1, 1)).requires_grad_()
         (slope,) = torch.autograd.grad(judge.logit(between).sum(), between, create_graph=True)
         penalty = ops.masked_mean((slope.square().sum(-1) + 1e-12).sqrt().sub(1.0).square().reshape(lead), valid)
         judged, metrics["gradient_penalty"] = judged + cfg.gradient_penalty * penalty, penalty

@@ -23,7 +23,7 @@ __all__ = ["code", "state"]
 PACKAGE = Path(__file__).parents[3] / "penstock"
 CALLERS = {
     ("run/files/stored_experiment.py", "read_config"): "vouched",
-    ("run/entry.py", "_of_file"): "vouched",
+    ("run/checkpoints/load.py", "_of_file"): "vouched",
     ("run/files/settings_file.py", "require_trust"): "vouched",
     ("studies/study.py", "open_study"): "vouched",
     ("studies/fork.py", "copy_parameters"): "trusted",
