@@ -40,10 +40,10 @@ SAMPLES: dict[str, Any] = {"lr": DECAY, "batch_size": 64, "replay_ratio": 64}
 STUDENTS: dict[str, tuple[Any, int]] = {
     "bc": (ps.BC(lr=DECAY, net=replace(SCALED, activation="tanh")), 400_000),
     "marwil": (ps.MARWIL(lr=DECAY, net=replace(SCALED, activation="tanh")), 400_000),
-    "cql": (ps.CQL(**SAMPLES, actor_lr=1e-3, cql_alpha=0.02, alpha=0.005, sampled_actions=4, net=SCALED), 8_000),
-    "iql": (ps.IQL(**SAMPLES, net=SCALED), 8_000),
-    "td3-bc": (ps.TD3BC(**SAMPLES, net=SCALED), 8_000),
-    "rebrac": (ps.ReBRAC(**SAMPLES, actor_bc=0.01, critic_bc=0.01, net=NORMED), 8_000),
+    "cql": (ps.CQL(**SAMPLES, actor_lr=1e-3, cql_alpha=0.02, alpha=0.005, sampled_actions=4, net=SCALED), 40_000),
+    "iql": (ps.IQL(**SAMPLES, net=SCALED), 40_000),
+    "td3-bc": (ps.TD3BC(**SAMPLES, net=SCALED), 40_000),
+    "rebrac": (ps.ReBRAC(**SAMPLES, actor_bc=0.01, critic_bc=0.01, net=NORMED), 40_000),
 }
 """By algorithm: settings, and steps played back, with a gradient step for each where there is a replay. Rewards are scaled,
 since `cql_alpha` and `critic_bc` are in units of Q."""
