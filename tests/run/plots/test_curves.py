@@ -174,7 +174,7 @@ def test_runs_of_the_offline_algorithms_are_known_by_their_files(tmp_path: Path)
     run = ps.RunConfig(steps=64, dir=str(tmp_path / "t"), **quiet)
     teacher = ps.train(ps.Experiment("CartPole-v1", ps.PPO(epochs=1), ps.SerialSampler(T=16, B=4), run))
     record(teacher.run_dir, tmp_path / "d", 4)
-    for algo in (ps.BC(), ps.MARWIL(), ps.CQL()):
+    for algo in (ps.BC(), ps.MARWIL(), ps.CQL(batch_size=32)):
         sampler = ps.OfflineSampler(str(tmp_path / "d"), T=8, B=2)
         run = ps.RunConfig(steps=16, dir=str(tmp_path / type(algo).__name__), **quiet)
         curve = read_curve(ps.train(ps.Experiment("CartPole-v1", algo, sampler, run)).run_dir, "rollout/ep_rew_mean")
