@@ -18,7 +18,13 @@ from penstock.run.plots.looks import INK, curve_look, legend, picture, plain_axe
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = {"penstock": "penstock", "sb3": "SB3", "contrib": "sb3-contrib", "sbx": "SBX"}
-NAMES = {"dqn-rainbow": "Rainbow", "crossq": "CrossQ", "recurrentppo": "RecurrentPPO", "ppo-lstm": "PPO-LSTM"}
+NAMES = {
+    "dqn+rainbow": "Rainbow",
+    "crossq": "CrossQ",
+    "boot-dqn": "BootDQN",
+    "recurrentppo": "RecurrentPPO",
+    "ppo+lstm": "PPO-LSTM",
+}
 Scores = dict[str, list[float]]
 """By task, of one entry."""
 Value = tuple[float, float, float]
@@ -215,14 +221,16 @@ def _experiment(results: Results, entry: str, experiment: str, ids: Sequence[str
     )
 
 
-RADARS = (("penstock/ppo", "sb3/ppo"), ("penstock/dqn", "penstock/pqn", "sb3/dqn"),
-          ("penstock/ppo-lstm", "penstock/r2d1", "contrib/recurrentppo"))  # fmt: skip
+RADARS = (("penstock/ppo", "sb3/ppo"), ("penstock/dqn", "penstock/pqn", "penstock/boot-dqn", "sb3/dqn"),
+          ("penstock/ppo+lstm", "penstock/r2d1", "contrib/recurrentppo"))  # fmt: skip
 
 
 def draw_radar(results: Results) -> None:
     """results/strength-bsuite.png: tags of bsuite around a circle, of the entries that share at least three."""
-    panels = [(entries, tag_scores(results, entries)) for entries in RADARS]
-    panels = [(entries, scores) for entries, scores in panels if len(scores) >= 3]
+    run = [[entry for entry in entries if entry in results.by_entry] for entries in RADARS]
+    panels = [
+        (entries, scores) for entries in run if len(scores := tag_scores(results, entries)) >= 3 and len(entries) > 1
+    ]
     if not panels:
         return
     with picture(4.6 * len(panels), 4.2) as figure:
