@@ -270,7 +270,7 @@ def draw_profiles(results: Results, found: Sequence[Comparison]) -> None:
                 axes.fill_between(levels, low, high, color=look["color"], alpha=0.18, linewidth=0)
                 axes.plot(levels, share, **{**look, "label": title((one.ours, one.peer)[index])})
             axes.set(ylim=(-0.03, 1.03), xlabel="Scaled score: more than", ylabel="Share of runs")
-            axes.set_title(f"{len(common)} tasks, {len(runs[0])} and {len(runs[1])} runs", fontsize=9, loc="left")
+            axes.set_title(f"Tasks: {len(common)}. Runs: {len(runs[0])}, {len(runs[1])}", fontsize=9, loc="left")
             axes.legend(frameon=False, fontsize=8, loc="lower left")
             plain_axes(axes)
         figure.savefig(RESULTS / f"strength-{results.suite.name}-profiles.png", dpi=110)
@@ -300,7 +300,12 @@ def _bar(axes: Any, y: float, value: Value, colour: str, half: float) -> None:
     x, low, high = value
     if not math.isnan(low):
         axes.barh(y, high - low, 2 * half, left=low, color=colour, alpha=0.3)
-    axes.plot([x, x], [y - half, y + half], color=colour, linewidth=2.5)
+    axes.plot(
+        [x, x],
+        [y - half, y + half],
+        color=colour,
+        **({"linewidth": 2.5} if low == low else {"linewidth": 1.5, "linestyle": ":"}),
+    )
 
 
 HEAD = """# Strength beside the peers

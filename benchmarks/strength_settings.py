@@ -283,10 +283,10 @@ SUITES = (CLASSIC, DEFAULTS, MINATAR, MUJOCO, BSUITE)
 
 NOTES: dict[str, str] = {
     "": "Where one of the tasks has one seed there is no interval, and no claim is made.",
-    "classic": "MountainCarContinuous-v0, PPO: both reach the flag, the peer from the first episodes on: the zoo's settings update after every "
-    "8 steps with noise of gSDE, for 46 times the CPU seconds; our preset was made for 100,000 steps, in batches of 1,024.",
-    "bsuite": "bandit/0: PQN stays on the second best arm (0.78) until step 4,500, since epsilon has fallen after 2,000 steps and its updates "
-    "are few by then; SB3's DQN tries a tenth, ours 1,000 steps of random arms. PPO of ours updates twice as often a step here as SB3's, "
-    "since every other row of one-step episodes is a reset row and its batches are cut by rows.",
+    "classic": "MountainCarContinuous-v0, PPO: both reach the flag, the peer from the first episodes on: the zoo's settings update after "
+    "every 8 steps with noise of gSDE, for 46 times the CPU seconds; our preset was made for 100,000 steps, in batches of 1,024.",
+    "bsuite": "bandit/0: PQN takes the second best arm (0.78) from step 2,000 to 4,500. Epsilon has fallen by 2,000; that its updates are too "
+    "few by then is a guess. PPO of ours updates twice as often a step here as SB3's, since every other row of one-step episodes is a "
+    "reset row and its batches are cut by rows.",
 }
 """What was found, for people, by suite; "" stands below the summary."""
