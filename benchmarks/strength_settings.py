@@ -276,7 +276,7 @@ DEFAULTS = Suite(
     tuple((f"penstock/{algo}", f"sb3/{algo}") for algo in ("ppo", "dqn", "sac")),
     "last",
     "Both with their defaults, without a preset. A score is the mean return of 20 deterministic episodes of the last policy. Runs of "
-    "earlier states of both: [defaults.md](defaults.md).",
+    "earlier states of both: `defaults.md`.",
 )  # fmt: skip
 
 SUITES = (CLASSIC, DEFAULTS, MINATAR, MUJOCO, BSUITE)
@@ -285,8 +285,8 @@ NOTES: dict[str, str] = {
     "": "Where one of the tasks has one seed there is no interval, and no claim is made.",
     "classic": "MountainCarContinuous-v0, PPO: both reach the flag, the peer from the first episodes on: the zoo's settings update after "
     "every 8 steps with noise of gSDE, for 46 times the CPU seconds; our preset was made for 100,000 steps, in batches of 1,024.",
-    "bsuite": "bandit/0: PQN takes the second best arm (0.78) from step 2,000 to 4,500. Epsilon has fallen by 2,000; that its updates are too "
-    "few by then is a guess. PPO of ours updates twice as often a step here as SB3's, since every other row of one-step episodes is a "
+    "bsuite": "bandit/0: PQN takes the second best arm (0.78) from step 2,000 to 4,500. Epsilon has fallen by 2,000; that its updates are "
+    "too few by then is a guess. PPO of ours updates twice as often a step here as SB3's, since every other row of one-step episodes is a "
     "reset row and its batches are cut by rows.",
 }
 """What was found, for people, by suite; "" stands below the summary."""
