@@ -92,7 +92,7 @@ def ours(part: Part) -> dict[str, Any]:
     suite, _, name = part.task.partition("/")
     env = {"minatar": f"penstock.envs.minatar:{name}"}.get(suite, name)
     settings = dict(part.settings)
-    table, algo = settings.pop("preset", None), part.algo.partition("-")[0]
+    table, algo = settings.pop("preset", None), part.algo.partition("+")[0]
     preset = find_preset(algo, env) if table is None else named_preset(table) if table else None
     if preset is None and table is None:
         raise SystemExit(f"{part.key}: there is no preset of {algo} for {env}")

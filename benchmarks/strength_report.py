@@ -18,7 +18,13 @@ from penstock.run.plots.looks import INK, curve_look, legend, picture, plain_axe
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = {"penstock": "penstock", "sb3": "SB3", "contrib": "sb3-contrib", "sbx": "SBX"}
-NAMES = {"dqn-rainbow": "Rainbow", "crossq": "CrossQ", "recurrentppo": "RecurrentPPO", "ppo-lstm": "PPO-LSTM"}
+NAMES = {
+    "dqn+rainbow": "Rainbow",
+    "crossq": "CrossQ",
+    "boot-dqn": "BootDQN",
+    "recurrentppo": "RecurrentPPO",
+    "ppo+lstm": "PPO-LSTM",
+}
 Scores = dict[str, list[float]]
 """By task, of one entry."""
 Value = tuple[float, float, float]
@@ -215,14 +221,16 @@ def _experiment(results: Results, entry: str, experiment: str, ids: Sequence[str
     )
 
 
-RADARS = (("penstock/ppo", "sb3/ppo"), ("penstock/dqn", "penstock/pqn", "sb3/dqn"),
-          ("penstock/ppo-lstm", "penstock/r2d1", "contrib/recurrentppo"))  # fmt: skip
+RADARS = (("penstock/ppo", "sb3/ppo"), ("penstock/dqn", "penstock/pqn", "penstock/boot-dqn", "sb3/dqn"),
+          ("penstock/ppo+lstm", "penstock/r2d1", "contrib/recurrentppo"))  # fmt: skip
 
 
 def draw_radar(results: Results) -> None:
     """results/strength-bsuite.png: tags of bsuite around a circle, of the entries that share at least three."""
-    panels = [(entries, tag_scores(results, entries)) for entries in RADARS]
-    panels = [(entries, scores) for entries, scores in panels if len(scores) >= 3]
+    run = [[entry for entry in entries if entry in results.by_entry] for entries in RADARS]
+    panels = [
+        (entries, scores) for entries in run if len(scores := tag_scores(results, entries)) >= 3 and len(entries) > 1
+    ]
     if not panels:
         return
     with picture(4.6 * len(panels), 4.2) as figure:
@@ -262,7 +270,7 @@ def draw_profiles(results: Results, found: Sequence[Comparison]) -> None:
                 axes.fill_between(levels, low, high, color=look["color"], alpha=0.18, linewidth=0)
                 axes.plot(levels, share, **{**look, "label": title((one.ours, one.peer)[index])})
             axes.set(ylim=(-0.03, 1.03), xlabel="Scaled score: more than", ylabel="Share of runs")
-            axes.set_title(f"{len(common)} tasks, {len(runs[0])} and {len(runs[1])} runs", fontsize=9, loc="left")
+            axes.set_title(f"Tasks: {len(common)}. Runs: {len(runs[0])}, {len(runs[1])}", fontsize=9, loc="left")
             axes.legend(frameon=False, fontsize=8, loc="lower left")
             plain_axes(axes)
         figure.savefig(RESULTS / f"strength-{results.suite.name}-profiles.png", dpi=110)
@@ -292,7 +300,12 @@ def _bar(axes: Any, y: float, value: Value, colour: str, half: float) -> None:
     x, low, high = value
     if not math.isnan(low):
         axes.barh(y, high - low, 2 * half, left=low, color=colour, alpha=0.3)
-    axes.plot([x, x], [y - half, y + half], color=colour, linewidth=2.5)
+    axes.plot(
+        [x, x],
+        [y - half, y + half],
+        color=colour,
+        **({"linewidth": 2.5} if low == low else {"linewidth": 1.5, "linestyle": ":"}),
+    )
 
 
 HEAD = """# Strength beside the peers

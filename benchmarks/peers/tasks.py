@@ -170,7 +170,8 @@ def bsuite_measure(name: str, record: Record) -> dict[str, float]:
     `x` is the regret divided by that of the baseline, or the mean return of discounting_chain. Sources: the
     `analysis.py` of each experiment in bsuite 0.3.6.
     """
-    experiment, episodes, infos = name.partition("/")[0], len(record.ends), record.infos
+    experiment, episodes = name.partition("/")[0], len(record.ends)
+    infos = record.infos or [env.raw.bsuite_info() for env in record.envs]  # the steps ended before the episodes
     total = {key: sum(info[key] for info in infos) for key in infos[0]}
     base = experiment.removesuffix("_noise").removesuffix("_scale")
     if base in ("catch", "bandit"):
