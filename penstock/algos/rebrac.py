@@ -15,7 +15,7 @@ from penstock import ops
 from penstock.agents.continuous import ControlAgent
 from penstock.agents.distributions import standard_normal
 from penstock.agents.networks import Net
-from penstock.algos.td3 import TD3, optimizer_fn
+from penstock.algos.td3 import TD3, after_update, optimizer_fn
 from penstock.core.batch import TrainBatch
 from penstock.core.limits import Positive, Rate, Weight, Whole
 from penstock.core.spec import BatchSpec
@@ -65,11 +65,6 @@ def replay_fn(agent: ControlAgent, cfg: ReBRAC) -> ReplaySchedule:
     penalty = cfg.critic_bc != 0.0
     fed, clips = agent.fed, cfg.net.clip_reward
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, clips, fed, next_action=penalty)
-
-    def after_update(agent: ControlAgent, cfg: ReBRAC, updates: int) -> None:
-        if updates % (cfg.target_interval or cfg.policy_delay) == 0:
-            agent.update_targets(cfg.tau)
-
     return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,

@@ -75,11 +75,6 @@ def optimizer_fn(agent: ControlAgent, cfg: TD3) -> Optimizers:
 def replay_fn(agent: ControlAgent, cfg: TD3) -> ReplaySchedule:
     """Transitions with noise for the target action; targets move with the actor, or as often as asked."""
     view = make_view(cfg.replay, agent.spec, cfg.n_step, cfg.discount, cfg.net.clip_reward, agent.fed)
-
-    def after_update(agent: ControlAgent, cfg: TD3, updates: int) -> None:
-        if updates % (cfg.target_interval or cfg.policy_delay) == 0:
-            agent.update_targets(cfg.tau)
-
     return ReplaySchedule(
         Replay(agent.spec, cfg.replay, view),
         cfg.batch_size,
@@ -88,6 +83,12 @@ def replay_fn(agent: ControlAgent, cfg: TD3) -> ReplaySchedule:
         noise_size=agent.box.size,
         after_update=after_update,
     )
+
+
+def after_update(agent: ControlAgent, cfg: TD3, updates: int) -> None:
+    """Moves the targets where an update of them is due."""
+    if updates % (cfg.target_interval or cfg.policy_delay) == 0:
+        agent.update_targets(cfg.tau)
 
 
 def agent_fn(spec: EnvSpec, cfg: TD3) -> ControlAgent:

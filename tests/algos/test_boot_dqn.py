@@ -172,14 +172,15 @@ def test_a_head_is_followed_for_an_episode_and_drawn_anew_at_its_start() -> None
     agent.set_exploration(CFG, 1_000)
     first = torch.tensor([True, True, False, False])
     none: Any = None
-    shown = Inputs(torch.full((4, 1), 0.1), none, none, first)  # Q_1 = (2.1, 0.2), Q_2 = (-0.1, 1.2)
+    shown = Inputs(torch.full((4, 1), 0.5), none, none, first)  # Q_1 = (2.5, 1), Q_2 = (-0.5, 2)
     noise = torch.full((4, 5), 0.5)
+    noise[:, 3] = 0.4  # below mask_prob, which 0.5 is not
     noise[:, 2] = torch.tensor([0.2, 0.7, 0.2, 0.7])
     action, info, state = agent.act(shown, torch.tensor([1, 0, 1, 0]), noise)
     assert state.tolist() == [0, 1, 1, 0] and action.tolist() == [0, 1, 1, 0]
-    assert not info["mask"].any()  # 0.5 is not below mask_prob
-    mean, info, kept = agent.act(shown, state, None)  # (1.0, 0.7)
-    assert mean.tolist() == [0] * 4 and kept.tolist() == state.tolist() and info["mask"].all()
+    assert info["mask"].tolist() == [[True, False]] * 4
+    mean, info, kept = agent.act(shown, state, None)  # (1, 1.5)
+    assert mean.tolist() == [1] * 4 and kept.tolist() == state.tolist() and info["mask"].all()
 
 
 def test_random_actions_are_legal_ones() -> None:

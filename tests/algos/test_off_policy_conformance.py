@@ -84,6 +84,7 @@ def test_losses_gradients_and_priorities_equal_a_slow_loop(algo: Slow, changes: 
         pytest.param(DISCRETE, {"target_interval": 2}, 2, ["critics"], id="discrete-sac"),
         pytest.param(DDPG, {}, 1, ["critics", "actor"], id="ddpg"),
         *(pytest.param(TD3, {"policy_delay": n}, n, ["critics", "actor"], id=f"td3-{n}") for n in (1, 2, 3)),
+        pytest.param(replace(TD3, cfg=ps.ReBRAC(**SHARED)), {"policy_delay": 3}, 3, ["critics", "actor"], id="rebrac"),
     ],
 )
 def test_targets_start_as_copies_and_move_by_tau_every_interval(
@@ -98,7 +99,7 @@ def test_targets_start_as_copies_and_move_by_tau_every_interval(
         due = i % interval == 0
         assert not torch.equal(part(now, "critics")[0], part(before, "critics")[0])
         still = all(torch.equal(a, b) for a, b in zip(part(now, "actor"), part(before, "actor")))
-        assert still == (algo is TD3 and not due)
+        assert still == (isinstance(algo.cfg, ps.TD3) and not due)
         for name in networks:
             for a, b, c in zip(part(now, f"target_{name}"), part(before, f"target_{name}"), part(now, name)):
                 torch.testing.assert_close(a, 0.75 * b + 0.25 * c if due else b, rtol=0, atol=1e-6)

@@ -157,6 +157,18 @@ def test_the_predictor_learns_from_its_share_of_the_rows() -> None:
     assert torch.equal(one, rnd.learned_rows(valid, 0.25))
 
 
+def test_the_predictors_loss_weighs_its_rows() -> None:
+    sampler = ps.SerialSampler(T=7, B=3).build(Chain, 1)
+    policy = ps.A2C(rnd=ps.RND(features=4, net=NET, share=0.25), net=NET).build(sampler.spec, seed=1)
+    sampler.initialize(policy.agent)
+    x = policy.postprocess(as_tensors(sampler.obtain_samples(0)[0], policy.device))
+    loss: Any = policy.loss_fn(policy.agent, x, policy.settings)
+    error, valid = novelty(policy.agent).errors(x["rnd_next"].flatten(0, 1)).reshape(7, 3), x.valid
+    weights = x["rnd_weight"][valid]
+    assert set(weights.unique().tolist()) == {0.0, 4.0}
+    assert loss.metrics["rnd_loss"].item() == pytest.approx((error[valid] * weights).mean().item(), rel=1e-5)
+
+
 def test_images_and_parts_of_a_dict_are_normalised_element_by_element_and_masks_are_not_seen() -> None:
     obs = {
         "image": LeafSpec("box", (8, 8, 3), "uint8", 0.0, 255.0), "choice": LeafSpec("discrete", (), "int64", sizes=(3,)),

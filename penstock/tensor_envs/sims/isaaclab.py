@@ -9,7 +9,7 @@ import gymnasium as gym
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.tensor_envs.sims.simulator import Groups, Simulator, configure, imported
+from penstock.tensor_envs.sims.simulator import Groups, Simulator, box, configure, imported
 
 _BRING = "Isaac Lab 3 and Isaac Sim: https://isaac-sim.github.io/IsaacLab"
 _FIXED = {
@@ -24,6 +24,7 @@ class IsaacLab(Simulator):
     Args:
         id_: `isaaclab:TASK`. groups: of the observation; by default what the actor sees, `policy`.
         settings: of the task's settings, by dotted path.
+        action_bound: size of the largest action, which SAC and TD3 need to know; None: the bounds of the task.
 
     Raises:
         ConfigError: Isaac Lab is not installed or has no `compute_final_obs`; this process has a simulation already;
@@ -33,7 +34,13 @@ class IsaacLab(Simulator):
     final_obs_hint = "compute_final_obs=True in the settings of its task, which is set here"
 
     def __init__(
-        self, id_: str, num_envs: int = 1, device: str = "cuda:0", groups: Groups = None, **settings: Any
+        self,
+        id_: str,
+        num_envs: int = 1,
+        device: str = "cuda:0",
+        groups: Groups = None,
+        action_bound: float | None = None,
+        **settings: Any,
     ) -> None:
         _launch(imported("isaaclab.app", id_, _BRING).AppLauncher, device)
         simulation = imported("isaaclab.sim", id_, _BRING).SimulationContext
@@ -57,8 +64,9 @@ class IsaacLab(Simulator):
         configure(cfg, settings, id_, _FIXED)
         cfg.compute_final_obs = True
         self.env: Any = gym.make(task, cfg=cfg, disable_env_checker=True).unwrapped
-        spaces = self.env.single_observation_space, self.env.single_action_space
-        super().__init__(id_, num_envs, device, *spaces, groups, ("policy",))
+        seen, action = self.env.single_observation_space, self.env.single_action_space
+        action = action if action_bound is None else box(*action.shape, bound=action_bound)
+        super().__init__(id_, num_envs, device, seen, action, groups, ("policy",))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self.shown(self.env.reset(seed=seed)[0]), {}

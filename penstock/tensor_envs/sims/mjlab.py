@@ -26,13 +26,20 @@ class Mjlab(Simulator):
         id_: `mjlab:TASK`. groups: of the observation; by default what the actor sees, `actor`.
         settings: of the task's `ManagerBasedRlEnvCfg`, by dotted path. Its `seed`, which what is drawn once at the
             start follows from, is 0 if it has none.
+        action_bound: size of the largest action, which SAC and TD3 need to know; None: actions have no bounds.
 
     Raises:
         ConfigError: mjlab is not installed; an unknown task, group or setting.
     """
 
     def __init__(
-        self, id_: str, num_envs: int = 1, device: str = "cpu", groups: Groups = None, **settings: Any
+        self,
+        id_: str,
+        num_envs: int = 1,
+        device: str = "cpu",
+        groups: Groups = None,
+        action_bound: float | None = None,
+        **settings: Any,
     ) -> None:
         tasks, envs = imported("mjlab.tasks.registry", id_, _BRING), imported("mjlab.envs", id_, _BRING)
         task = id_.partition(":")[2]
@@ -43,7 +50,8 @@ class Mjlab(Simulator):
         cfg.scene.num_envs, cfg.auto_reset = num_envs, False
         self.env = envs.ManagerBasedRlEnv(cfg, device=device)
         seen = _space(self.env.single_observation_space)
-        super().__init__(id_, num_envs, device, seen, box(*self.env.single_action_space.shape), groups, ("actor",))
+        action = box(*self.env.single_action_space.shape, bound=action_bound)
+        super().__init__(id_, num_envs, device, seen, action, groups, ("actor",))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self.shown(self.env.reset(seed=seed)[0]), {}

@@ -79,9 +79,12 @@ class Simulator(gym.vector.VectorEnv[Any, Any, Any]):
         return known if stands else {**known, "log": log}
 
 
-def box(*shape: int) -> spaces.Box:
-    """Space of float32 without bounds."""
-    return spaces.Box(-np.inf, np.inf, shape)
+def box(*shape: int, bound: float | None = None) -> spaces.Box:
+    """Space of float32 from -bound to bound; None: without bounds. Raises ConfigError for one not above 0."""
+    limit = np.inf if bound is None else bound
+    if not limit > 0.0:
+        raise ConfigError(f"action_bound={bound}; expected a number above 0, or None for actions without bounds")
+    return spaces.Box(-limit, limit, shape)
 
 
 def imported(module: str, name: str, bring: str) -> Any:

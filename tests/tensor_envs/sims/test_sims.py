@@ -14,6 +14,7 @@ from penstock.envs.builtin import is_builtin_env
 from penstock.envs.ids import is_simulator_id
 from penstock.envs.make import EnvConfig
 from penstock.envs.pools.native import makes_vector_env
+from penstock.run.presets import named_preset, with_preset
 from penstock.tensor_envs import NextStep, from_rsl_rl
 from tests.tensor_envs.sims import fake_jax, fakes
 
@@ -176,6 +177,27 @@ def test_settings_are_changed_by_their_paths(id_: str):
     switch = "auto_reset" if id_.startswith("mjlab") else "compute_final_obs"
     with pytest.raises(ConfigError, match=rf"{switch}=7: (Fals|Tru)e, so that"):
         make(id_, **{switch: 7})
+
+
+@pytest.mark.parametrize("id_", ["mjlab:Mjlab-Ring", "isaaclab:Isaac-Ring-v0"])
+def test_actions_have_the_bounds_that_were_asked_for(id_: str):
+    assert not make(id_).single_action_space.is_bounded()
+    fakes.Simulation.one = None
+    env = make(id_, action_bound=2.5)
+    assert (env.single_action_space.low, env.action_space.high.shape) == (-2.5, (N, 1))
+    fakes.Simulation.one = None
+    with pytest.raises(ConfigError, match=r"action_bound=-1.0; expected a number above 0"):
+        make(id_, action_bound=-1.0)
+
+
+@pytest.mark.parametrize("name", ["sac/fast/mjlab"])
+def test_a_preset_for_simulators_has_what_its_algorithm_needs(name: str):
+    """SAC has no agent for actions without bounds, which are what a simulator has by default."""
+    algo, env = name.split("/")[0], "mjlab:Mjlab-Ring"
+    exp = ps.override(with_preset(algo, env, named_preset(name)), {"sampler.B": N, "run.device": "cpu"})
+    sampler = exp.sampler.build(exp.env_config, 0)
+    exp.algo.build(sampler.spec)
+    sampler.shutdown()
 
 
 def test_settings_of_playground_are_changed_too():
