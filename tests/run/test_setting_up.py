@@ -110,7 +110,7 @@ def test_a_plan_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
     stored = pickle.dumps(plan)
     assert pickle.loads(stored) == plan
     monkeypatch.setattr("penstock.run.plan.VERSION", "9.9")
-    with pytest.raises(ps.ConfigError, match=r"made by penstock 0\.1\.0 came to penstock 9\.9; install one version"):
+    with pytest.raises(ps.ConfigError, match=r"made by penstock 0\.2\.0 came to penstock 9\.9; install one version"):
         pickle.loads(stored)
 
 
