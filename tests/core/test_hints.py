@@ -153,6 +153,8 @@ def test_every_algorithm_of_the_table_is_ours_and_every_class_named_there_too() 
         ("TrajInfo", "it is ps.Episodes holds"),
         ("Callbacks", "a function of each iteration, ps.RunConfig(each="),
         ("LearnerGroup", "it is ps.RunConfig(learners=...)"),
+        ("from_checkpoint", "it is ps.resume(run_dir) to go on"),
+        ("register_env", "nothing to register"),
         ("VecNormalize", "it is ps.Net(normalize_obs=True"),
         ("TRPO", "no TRPO here"),
         ("learners", "`learners` is a setting of ps.RunConfig"),
