@@ -40,8 +40,8 @@ _MINATAR_GAMES = {
 _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name it by its id
     f"{_TOY}{name}-v0": f"penstock.envs.toy:{name}"
     for name in (
-        "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Connect3", "DeepSea", "Constant", "ContinuousBandit", "Counter",
-        "Echo", "EchoAgents", "EchoTurns", "Endless", "HugeScale", "LatePay", "Masked", "Match", "Nim", "Overshoot",
+        "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Connect3", "Constant", "ContinuousBandit", "Counter",
+        "DeepSea", "Echo", "EchoAgents", "EchoTurns", "Endless", "HugeScale", "LatePay", "Masked", "Match", "Nim", "Overshoot",
         "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho", "Sign", "TMaze", "TeamBits", "ThreeStep", "TwoStep",
         "TwoStepMatrix",
     )
