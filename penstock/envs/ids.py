@@ -41,9 +41,9 @@ _TOYS = {  # not FaultEnv, which may kill its process: a stored run could name i
     f"{_TOY}{name}-v0": f"penstock.envs.toy:{name}"
     for name in (
         "Bandit", "BitFlip", "BoundedBandit", "Chain", "Coin", "Connect3", "Constant", "ContinuousBandit", "Counter",
-        "DeepSea", "Echo", "EchoAgents", "EchoTurns", "Endless", "HugeScale", "LatePay", "Masked", "Match", "Nim", "Overshoot",
-        "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho", "Sign", "TMaze", "TeamBits", "ThreeStep", "TwoStep",
-        "TwoStepMatrix",
+        "DeepSea", "Echo", "EchoAgents", "EchoTurns", "Endless", "HugeScale", "LatePay", "Masked", "Match", "Nim",
+        "Overshoot", "PixelCatch", "RepeatPrevious", "ScaledBandit", "SeedEcho", "Sign", "TMaze", "TeamBits",
+        "ThreeStep", "TwoStep", "TwoStepMatrix",
     )
 }  # fmt: skip
 
