@@ -19,6 +19,7 @@ NAMED = {
     "CITATION.cff": r"^version: ([\d.]+)$",
     "CHANGELOG.md": r"^## ([\d.]+) ",
     "README.md": r"^Version ([\d.]+),",
+    "docs/versions.md": r"^  version = \{([\d.]+)\},$",
 }
 """Files that name the version, and where."""
 DATED = {"CITATION.cff": r"^date-released: \d{4}-\d\d-\d\d$", "CHANGELOG.md": r"^## [\d.]+ \(\d{4}-\d\d-\d\d\)$"}

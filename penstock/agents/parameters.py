@@ -34,7 +34,8 @@ def require_device(name: str, setting: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"{setting}={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'") from error
+        said = f"{setting}={name!r} is not here: {str(error).splitlines()[0]}; use 'cpu'"
+        raise ConfigError(f"{said}; a GPU is 'cuda', by a torch that is built for it (docs/install.md)") from error
 
 
 def parameters_of(agent: Agent) -> dict[str, Tensor]:

@@ -101,8 +101,8 @@ def unknown_id(id_: str, imports: Sequence[str] = ()) -> str:
         lists = f"penstock envs --import {imports[-1]} lists ids"
         return f"{said} Importing {names} has not registered it with Gymnasium; {lists}"
     return (
-        f"{said} Packages register their ids when they are imported: name the package in `imports=` (--import, e.g. "
-        "--import minigrid)"
+        f"{said} Packages register their ids when they are imported: name the package, or the module of yours that "
+        "calls gymnasium.register, in `imports=` (--import, e.g. --import minigrid)"
     )
 
 

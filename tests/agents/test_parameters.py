@@ -37,7 +37,9 @@ def test_a_device_that_is_not_here_is_refused_by_the_setting_s_name() -> None:
     require_device("cpu", "run.device")
     absent = "cuda" if not torch.cuda.is_available() else "cuda:99"
     for name in (absent, "no_such_device"):
-        with pytest.raises(ConfigError, match=rf"^run\.device='{name}' is not here: .*; use 'cpu'$"):
+        with pytest.raises(
+            ConfigError, match=rf"^run\.device='{name}' is not here: .*; use 'cpu'; a GPU is 'cuda', .*install"
+        ):
             require_device(name, "run.device")
 
 

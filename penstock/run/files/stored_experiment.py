@@ -138,8 +138,9 @@ class StoredConfig:
             return from_plain(plain)
         except ConfigError as error:
             call = (
-                " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...); what none of these "
-                "takes, as net.encoder, belongs into a module before it is trained with"
+                " to ps.resume(run_dir, env=..., agent=..., eval_env=..., policy_mapping_fn=...), or the environment "
+                "to ps.evaluate(run_dir, env); what none of these takes, as net.encoder, belongs into a module before "
+                "it is trained with"
             )
             raise ConfigError(f"{legible(self.path)}: {error}{call if 'again' in str(error) else ''}") from error
 
