@@ -194,7 +194,7 @@ def test_actions_have_the_bounds_that_were_asked_for(id_: str):
 def test_a_preset_for_simulators_has_what_its_algorithm_needs(name: str):
     """SAC has no agent for actions without bounds, which are what a simulator has by default."""
     algo, env = name.split("/")[0], "mjlab:Mjlab-Ring"
-    exp = ps.override(with_preset(algo, env, named_preset(name)), {"sampler.B": N, "run.device": "cpu"})
+    exp: Any = ps.override(with_preset(algo, env, named_preset(name)), {"sampler.B": N, "run.device": "cpu"})
     sampler = exp.sampler.build(exp.env_config, 0)
     exp.algo.build(sampler.spec)
     sampler.shutdown()
