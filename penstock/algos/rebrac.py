@@ -92,8 +92,8 @@ class ReBRAC(TD3):
     actor_bc: Weight = 1.0
     """Weight of the squared distance of the actor's actions from the data's, usually 0.001 to 1."""
     critic_bc: Weight = 1.0
-    """Weight of that distance at the next step in targets, in units of Q, which adds up over steps; usually 0 to 0.1, to
-    0.01 for scaled rewards."""
+    """Weight of that distance at the next step in targets, in units of Q, which adds up over steps; usually 0 to 0.1,
+    for scaled rewards to 0.01."""
     replay_ratio: Positive = 256.0
     """Rows trained on for each row played back; 256 with batch_size 256 is a gradient step for each."""
     learning_starts: Whole = 0
