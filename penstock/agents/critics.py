@@ -326,7 +326,8 @@ class ActionBox(nn.Module):
         if not action.bounded:
             raise ConfigError(
                 f"{algo} needs finite action bounds; got low={low.tolist()}, high={high.tolist()}: give the "
-                "action a finite box with gymnasium.wrappers.TransformAction, or use PPO"
+                "action a finite box with gymnasium.wrappers.TransformAction (in mjlab and Isaac Lab by env_kwargs "
+                "action_bound=1), or use PPO"
             )
         if not (high > low).all():
             raise ConfigError(

@@ -196,6 +196,34 @@ def test_random_actions_are_legal_ones() -> None:
     assert 150 < int((action == 1).sum()) < 250
 
 
+def test_an_illegal_action_is_never_the_best() -> None:
+    """Action 2 is, by 100 in every head, where it is legal: in acting, evaluations and targets."""
+    cfg = ps.BootDQN(**SMALL)
+    spec = EnvSpec(
+        {"obs": SPEC.obs, "action_mask": LeafSpec("multi_binary", (3,), "int8")},
+        LeafSpec("discrete", (), "int64", sizes=(3,)),
+    )
+    agent: Any = cfg.build(spec).agent
+    for network in (agent.q.online, agent.q.target):
+        network.network.heads.bias_1.data[..., 2] += 100.0
+    agent.set_exploration(cfg, 1_000)
+    none: Any = None
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    shown = Inputs({"obs": torch.zeros(2, 1), "action_mask": mask}, none, none, torch.ones(2).bool())
+    for noise in (None, torch.full((2, 6), 0.5)):
+        assert [a == 2 for a in agent.act(shown, agent.initial_state(2), noise)[0].tolist()] == [True, False]
+    data = {
+        "action": torch.zeros(2).long(),
+        "return": torch.zeros(2),
+        "discount": torch.ones(2),
+        "next": shown,
+        "mask": none,
+    }
+    for double in (True, False):
+        target = postprocess_fn(agent, TrainBatch(shown, data), ps.BootDQN(**SMALL, double=double))["target"]
+        assert (target > 50.0).tolist() == [[True] * 3, [False] * 3]
+
+
 T, B = 4, 6
 PLACES: dict[str, Any] = {
     "cpu": ps.CpuSampler(T, B, workers=2),

@@ -94,6 +94,23 @@ def test_the_gradient_by_hand_and_rows_that_are_not_valid() -> None:
     np.testing.assert_allclose(slope[0].numpy(), expected, rtol=1e-5)
 
 
+def test_the_penalty_is_of_features_and_leaves_their_encoder_alone() -> None:
+    spec = ps.EnvSpec(LeafSpec("box", (8, 8, 3), "uint8", 0.0, 255.0), SPEC.action)
+    image, none = torch.arange(4 * 192).reshape(4, 8, 8, 3).remainder(256).to(torch.uint8), None
+    rows = {**minibatch().rows, "shown": {"obs": image[:2], "action": torch.tensor([1, 1])}}
+    slopes: list[Any] = []
+    for penalty in (0.0, 3.0):
+        cfg = Alone(net=SMALL, gradient_penalty=penalty)
+        agent: Any = cfg.build(spec, seed=1).agent
+        totals: Any = loss_fn(agent, ps.TrainBatch(Inputs(image[2:], none, none, none), rows), cfg).total  # pyright: ignore
+        judge = agent.discriminator
+        slopes.append(
+            torch.autograd.grad(totals["discriminator"], [*judge.encoder.parameters(), *judge.head.parameters()])
+        )
+    *encoder, first = (torch.equal(x, y) for x, y in list(zip(*slopes))[: len([*judge.encoder.parameters()]) + 1])
+    assert encoder and all(encoder) and not first
+
+
 def test_no_penalty_is_off() -> None:
     agent, cfg = linear(gradient_penalty=0.0)
     loss = loss_fn(agent, minibatch(), cfg)

@@ -194,7 +194,7 @@ def test_actions_have_the_bounds_that_were_asked_for(id_: str):
 def test_a_preset_for_simulators_has_what_its_algorithm_needs(name: str):
     """SAC has no agent for actions without bounds, which are what a simulator has by default."""
     algo, env = name.split("/")[0], "mjlab:Mjlab-Ring"
-    exp = ps.override(with_preset(algo, env, named_preset(name)), {"sampler.B": N, "run.device": "cpu"})
+    exp: Any = ps.override(with_preset(algo, env, named_preset(name)), {"sampler.B": N, "run.device": "cpu"})
     sampler = exp.sampler.build(exp.env_config, 0)
     exp.algo.build(sampler.spec)
     sampler.shutdown()
@@ -363,17 +363,17 @@ def test_a_batch_holds_the_last_observations(id_: str):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         sampler = ps.SerialSampler(T=T, B=N).build(EnvConfig(env, kwargs), seed=0)
-    assert [str(x.message) for x in said if "as rsl_rl does" in str(x.message)] == [str(x.message) for x in said]
-    assert len(said) == (id_ == "rsl_rl")
-    sampler.initialize(ps.PPO().build(sampler.spec, 0).agent)
-    ends = 0
-    for itr in range(2):
-        batch, _ = sampler.obtain_samples(itr)
-        ended = batch.terminated | batch.truncated
-        after = batch.obs[:-1].roll(1, -1)
-        assert torch.equal(batch.obs[1:][~ended], after[~ended])
-        assert torch.equal(batch.final[ended], (batch.obs[:-1] if id_ == "rsl_rl" else after)[ended])
-        assert batch.valid.all()
-        ends += int(batch.truncated.sum())
+        sampler.initialize(ps.PPO().build(sampler.spec, 0).agent)
+        ends = 0
+        for itr in range(2):
+            batch, _ = sampler.obtain_samples(itr)
+            ended = batch.terminated | batch.truncated
+            after = batch.obs[:-1].roll(1, -1)
+            assert torch.equal(batch.obs[1:][~ended], after[~ended])
+            assert torch.equal(batch.final[ended], (batch.obs[:-1] if id_ == "rsl_rl" else after)[ended])
+            assert batch.valid.all()
+            ends += int(batch.truncated.sum())
     assert ends
+    assert [str(x.message) for x in said if "as rsl_rl does" in str(x.message)] == [str(x.message) for x in said]
+    assert len(said) == (id_ == "rsl_rl")  # once, at the first end
     sampler.shutdown()
