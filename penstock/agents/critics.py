@@ -320,7 +320,7 @@ class ActionBox(nn.Module):
         if not isinstance(action, LeafSpec) or action.kind != "box" or not action.dtype.startswith("float"):
             raise ConfigError(
                 f"{algo} needs one box of floats as action; the environment takes {describe(action)}: use DQN or "
-                "DiscreteSAC for choices, PPO for anything else"
+                "DiscreteSAC for choices, IQL with a dataset, PPO for anything else"
             )
         low, high = action.bound("low").ravel(), action.bound("high").ravel()
         if not action.bounded:

@@ -246,7 +246,8 @@ def keep_dataset(policy: Policy, sampler: Any) -> None:
         sampler: a live one of `ps.OfflineSampler`, initialized, with as many slots as the one that collects.
 
     Raises:
-        ConfigError: the policy has no replay, or the dataset fewer steps than a minibatch takes of it.
+        ConfigError: the policy has no replay, or the dataset fewer steps than a minibatch takes of it, or not what the
+            algorithm's own agent records.
     """
     schedule = policy.replay_schedule
     if schedule is None:
@@ -254,7 +255,8 @@ def keep_dataset(policy: Policy, sampler: Any) -> None:
     assert schedule is not None
     own, dataset = schedule.replay, sampler.dataset
     _require_minibatch(dataset.steps, own.of_dataset(schedule.batch_size), schedule.batch_size)
-    kept = Replay(own.spec, replace(own.settings, capacity=1, dataset=""), own.view, exact=own.exact)
+    info = () if own.priority_fn else own.info  # priorities of fresh rows are not for those of a dataset
+    kept = Replay(own.spec, replace(own.settings, capacity=1, dataset=""), own.view, info=info, exact=own.exact)
     kept.least = dataset.rows_once + 2 * sampler.batch_spec.T + own.view.span
     if own.partition is not None:
         kept.join(own.partition)

@@ -27,6 +27,12 @@ _OF_THEIR_RUNS = (
     *("actor.stochastic", "critic.stochastic", "critic.init_noise_std", "critic.noise_std_type"),  # rsl_rl 4
 )
 """Settings of their runner, which change nothing that is learned."""
+_OTHERWISE = {
+    "rnd_cfg": "algo.rnd has values of its own for novelty, where rsl_rl adds it to rewards",
+    "rnn_type": "net.recurrent says lstm or gru, for actor and critic",
+    "rnn_hidden_dim": "net.recurrent_size",
+}
+"""What penstock has instead of these, which are not carried over as they differ."""
 
 
 class Conversion(NamedTuple):
@@ -120,7 +126,10 @@ def converted(config: Mapping[str, Any], num_envs: int) -> Conversion:
     if given.take("algorithm.use_mixed_precision", False):
         run["precision"] = "bf16"
     dropped = {key: given.take(key) for key in _OF_THEIR_RUNS if key in given.left}
-    missing |= {key: f"{value!r}" for key, value in given.left.items() if value not in (None, False, {}, [])}
+    for key, value in given.left.items():
+        if value not in (None, False, {}, []):
+            instead = _OTHERWISE.get(key.rpartition(".")[2])
+            missing[key] = f"{value!r}" if instead is None else f"{value!r}; {instead}"
     dropped |= {key: value for key, value in given.left.items() if value in (None, False, {}, [])}
     made = Conversion({"algo": algo, "sampler": {"T": T, "B": num_envs}, "run": run}, missing, dropped)
     _ = made.algo  # which refuses numbers out of range
@@ -265,5 +274,5 @@ def read_config(path: str | Path) -> Any:
     loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda read, node: tuple(read.construct_sequence(node)))
     try:
         return yaml.load(Path(path).read_text(encoding="utf-8"), loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error

@@ -49,8 +49,10 @@ def test_what_it_refuses(cli: Cli) -> None:
     pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'penstock[yaml]'")
     Path("bad.yaml").write_text("a: [")
     Path("none.yaml").write_text("3")
+    Path("deep.json").write_text('{"a":' * 5_000 + "1" + "}" * 5_000)
     for arguments, match in (
         (("bad.yaml", "--num-envs", "1"), "cannot be read as YAML"),
+        (("deep.json", "--num-envs", "1"), "deep.json cannot be read as YAML"),
         (("nowhere.yaml", "--num-envs", "1"), "No such file"),
         (("none.yaml", "--num-envs", "1"), "without a table 'algorithm'"),
         (("none.yaml", "--num-envs", "0"), "expected 1 or more"),

@@ -206,6 +206,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for exp, message in cases:
         with pytest.raises(ConfigError, match=message):
             Trainer(exp)
+    choosing = written(tmp_path / "choices", env="CartPole-v1")
+    boot = ps.BootDQN(batch_size=4)
+    for algo, sampler in (
+        (replace(boot, replay=kept(choosing)), ps.SerialSampler(T=4, B=3)),
+        (boot, ps.OfflineSampler(choosing)),
+    ):
+        with pytest.raises(ConfigError, match=r"keeps info .*mask.* records as it acts.* without replay.dataset"):
+            Trainer(ps.Experiment("CartPole-v1", algo, sampler, RUN)).train()
     with pytest.raises(ConfigError, match=r"samples of .* rows; expected an algorithm of single transitions"):
         ps.R2D1(replay=ps.ReplaySettings(dataset=path)).build(env_spec(ps.EnvConfig("CartPole-v1").make(0)))
     for algo in (ps.BootDQN(replay=kept(path)), ps.DAgger(replay=kept(path))):

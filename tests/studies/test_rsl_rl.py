@@ -188,6 +188,15 @@ def test_what_has_no_counterpart_is_named(path: str, value: Any) -> None:
     )
 
 
+def test_what_penstock_has_otherwise_is_said() -> None:
+    for path, value, ours in (
+        ("algorithm.rnd_cfg", {"weight": 0.5}, "algo.rnd"),
+        ("actor.rnn_type", "lstm", "net.recurrent"),
+        ("actor.rnn_hidden_dim", 64, "net.recurrent_size"),
+    ):
+        assert f"{value!r}; {ours}" in converted(changed(path, value), B).missing[path]
+
+
 def test_what_is_no_config_of_ppo_is_refused() -> None:
     for config, match in (
         ({}, "without a table 'algorithm'"),
