@@ -174,8 +174,8 @@ def chosen_info(info: Tree, paths: tuple[str, ...]) -> dict[str, Any]:
     if missing:
         raise ConfigError(
             f"the replay keeps info {missing}, which the algorithm's own agent records as it acts, and these batches "
-            f"have {sorted(known)}; expected a sampler that steps the environment, without replay.dataset, and an agent "
-            "whose `act` returns it"
+            f"have {sorted(known)}; expected a sampler that steps the environment, without replay.dataset, and an "
+            "agent whose `act` returns it"
         )
     return {path: known[path] for path in paths}
 
