@@ -105,6 +105,7 @@ def test_a_setting_of_ours_given_to_another_class_is_answered_with_its_owners() 
         (ps.PPO, "n_steps", "it is 'T' of ps.SerialSampler, "),
         (ps.DQN, "n_steps", "it is 'n_step' here"),
         (ps.RunConfig, "n_steps", "it is 'steps' here"),
+        (ps.RunConfig, "best_model_save_path", "the best checkpoint is kept in the run's directory"),
         (ps.PPO, "ent_coef", "it is 'entropy_coef' here"),
         (ps.SAC, "ent_coef", "it is 'alpha' here"),
         (ps.SAC, "twin_q", "it is 'critics' here"),

@@ -220,7 +220,9 @@ def test_what_a_file_cannot_hold_is_said_when_it_is_saved(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=r"cannot hold algo\.net\.encoder=.*Local: .* top of a module") as told:
         path = policy.save(tmp_path / "a.safetensors")
     assert told[0].filename == __file__
-    with pytest.raises(ps.PenstockError, match=r"Local could not be stored .* ps\.evaluate.* as net\.encoder, belongs into a module"):
+    with pytest.raises(
+        ps.PenstockError, match=r"Local could not be stored .* ps\.evaluate.* as net\.encoder, belongs into a module"
+    ):
         ps.load(path)
 
 
