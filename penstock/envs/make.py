@@ -342,10 +342,8 @@ def _asks_slot(factory: Callable[..., Any]) -> bool:
             found = entry_point(factory.args[0])
             return found is not None and _asks_slot(found)
         bound, factory = {**factory.keywords, **bound}, factory.func
-    with contextlib.suppress(TypeError, ValueError):  # of builtins without a signature
-        named = inspect.signature(factory).parameters.get("slot")
-        return named is not None and named.kind is not named.VAR_KEYWORD and "slot" not in bound
-    return False
+    named = _parameters(factory).get("slot")
+    return named is not None and named.kind is not named.VAR_KEYWORD and "slot" not in bound
 
 
 def with_added(
@@ -393,7 +391,7 @@ def _call(factory: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> 
             ) from error
         given = f" with kwargs {dict(kwargs)!r}" if kwargs else ""
         where = "".join(traceback.format_exception(error))
-        said = f"{what} raised {words_of(error)}{given}{_old_gym(error)}"
+        said = f"{what} raised {words_of(error)}{given}{_old_gym(error)}{_one_config(error, factory, kwargs)}"
         raise EnvWorkerError(f"{said}\n{where}") from error
 
 
@@ -479,6 +477,21 @@ def _import_module(module: str, setting: str) -> None:
 def _old_gym(error: BaseException) -> str:
     """A hint where the package that is missing is `gym`, which Gymnasium has replaced."""
     return f"; {OLD_GYM}" if isinstance(error, ModuleNotFoundError) and error.name == "gym" else ""
+
+
+def _one_config(error: BaseException, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> str:
+    """A hint where an environment of RLlib's form, `__init__(self, config)`, lacks its one dict of settings."""
+    refused = isinstance(error, TypeError) and "argument" in str(error) and "config" not in kwargs
+    if not refused or list(_parameters(factory)) != ["config"]:
+        return ""
+    return f"; RLlib's env_config is one argument here, env_kwargs={ {'config': dict(kwargs)} }"
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a factory by name; {} of builtins without a signature."""
+    with contextlib.suppress(TypeError, ValueError):
+        return inspect.signature(factory).parameters
+    return {}
 
 
 def _name(obj: Any) -> str:

@@ -123,6 +123,19 @@ def test_a_module_that_fails_while_it_is_imported(tmp_path, monkeypatch):
         EnvConfig("CartPole-v1", imports=("broken_ids",)).make()
 
 
+@pytest.mark.parametrize("kwargs", [{"size": 8}, {}], ids=str)
+def test_one_dict_of_settings_is_named_where_the_environment_takes_it(kwargs: dict[str, int]) -> None:
+    def of_rllib(config: dict[str, int]) -> gym.Env:
+        raise TypeError(f"an argument of its own, with {config['size']}")
+
+    with pytest.raises(EnvWorkerError) as caught:
+        EnvConfig(of_rllib, kwargs).make()
+    assert f"RLlib's env_config is one argument here, env_kwargs={ {'config': kwargs} }" in str(caught.value)
+    with pytest.raises(EnvWorkerError, match="with 8") as caught:
+        EnvConfig(of_rllib, {"config": {"size": 8}}).make()
+    assert "RLlib" not in str(caught.value)
+
+
 def test_factories_that_raise_are_named_with_their_cause():
     with pytest.raises(EnvWorkerError, match=r"faults:FaultEnv raised RuntimeError: no simulator licence") as caught:
         EnvConfig(FaultEnv, {"fault": "raise_in_init"}).make()
