@@ -433,11 +433,10 @@ class ReplaySchedule:
                 f"replay_ratio={replay_ratio} with replay.index='fifo', which gives each sample once; use a ratio of "
                 f"at most {most:g}, or another index"
             )
-        if replay.settings.dataset and (sample_rows > 1 or replay.info):
-            what = f"samples of {sample_rows} rows" if sample_rows > 1 else f"records of its agent {replay.info}"
+        if replay.settings.dataset and sample_rows > 1:
             raise ConfigError(
-                f"replay.dataset={replay.settings.dataset!r} with {what}; expected an algorithm of single transitions "
-                "that needs no more than a dataset has, such as SAC, TD3, DQN, CQL, IQL or ReBRAC"
+                f"replay.dataset={replay.settings.dataset!r} with samples of {sample_rows} rows; expected an algorithm "
+                "of single transitions, such as SAC, TD3, DQN, CQL, IQL or ReBRAC"
             )
         self.replay, self.batch_size, self.sample_rows = replay, batch_size, sample_rows
         self.replay_ratio, self.learning_starts, self.noise_size = replay_ratio, learning_starts, noise_size

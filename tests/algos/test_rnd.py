@@ -169,6 +169,12 @@ def test_the_predictors_loss_weighs_its_rows() -> None:
     assert loss.metrics["rnd_loss"].item() == pytest.approx((error[valid] * weights).mean().item(), rel=1e-5)
 
 
+def test_the_predictor_has_two_hidden_layers_more_than_the_target() -> None:
+    rnd = Novelty(EnvSpec(LeafSpec("box", (2,), "float32"), LeafSpec("discrete", (), "int64", sizes=(2,))), SMALL)
+    widths = [[x.shape for x in body.parameters() if x.ndim == 2] for body in (rnd.target, rnd.predictor, rnd.critic)]
+    assert widths == [[(8, 2)], [(8, 2), (8, 8), (8, 8)], [(8, 2)]]
+
+
 def test_images_and_parts_of_a_dict_are_normalised_element_by_element_and_masks_are_not_seen() -> None:
     obs = {
         "image": LeafSpec("box", (8, 8, 3), "uint8", 0.0, 255.0), "choice": LeafSpec("discrete", (), "int64", sizes=(3,)),

@@ -216,9 +216,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             Trainer(ps.Experiment("CartPole-v1", algo, sampler, RUN)).train()
     with pytest.raises(ConfigError, match=r"samples of .* rows; expected an algorithm of single transitions"):
         ps.R2D1(replay=ps.ReplaySettings(dataset=path)).build(env_spec(ps.EnvConfig("CartPole-v1").make(0)))
-    for algo in (ps.BootDQN(replay=kept(path)), ps.DAgger(replay=kept(path))):
-        with pytest.raises(ConfigError, match=r"records of its agent .*; expected an algorithm of single transitions"):
-            algo.build(env_spec(ps.EnvConfig("CartPole-v1").make(0)))
     spec, batches = batches_of(ENV, ALGOS["sac"], 8, 4, 2)
     policy = ps.SAC(**SMALL, replay=kept(path)).build(spec)
     with pytest.raises(ConfigError, match=r"is read by a run; in a loop of your own call keep_dataset"):
