@@ -60,7 +60,7 @@ HINTS = {
     "--learners": "did you mean --run.learners?",
     "--vf-clip-param": "did you mean --algo.value_clip: of a change of the value",
     "--algo.ent-coef": "did you mean --algo.entropy_coef?",
-    "--exploration-fraction": "it is --algo.epsilon of ps.DQN, ",
+    "--exploration-fraction": "it is --algo.epsilon of ps.BootDQN, ps.DQN, ",
     "--learning-rate=3": "did you mean --algo.lr?",
     "--num-envs": "did you mean --sampler.B?",
     "--total_timesteps": "did you mean --run.steps?",
@@ -70,6 +70,7 @@ HINTS = {
     "--num-workers": "it is --sampler.workers of --sampler cpu, gpu, alternating",
     "--sampler.groups": "it is --sampler.groups of --sampler cpu, gpu, alternating",
     "--buffer-size": "it is --algo.replay.capacity of ps.ReplaySettings",
+    "--algo.replay.dataset": "--algo.replay is of ps.BootDQN, ps.CQL, ",
 }
 
 

@@ -124,7 +124,7 @@ def test_a_setting_of_ours_given_to_another_class_is_answered_with_its_owners() 
             "workers",
             "ps.NoOverlapAlternatingSampler: sampler.inner.workers, `--sampler.inner.workers`",
         ),
-        (ps.Policies, "clip", "`clip` is a setting of ps.APPO, ps.MAPPO, ps.PPO"),
+        (ps.Policies, "clip", "`clip` is a setting of ps.APPO, ps.GAIL, ps.MAPPO, ps.PPO"),
     ],
 )
 def test_names_by_hand(cls: type, name: str, right: str) -> None:

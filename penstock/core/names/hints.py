@@ -165,6 +165,7 @@ def settings_classes() -> dict[str, list[type]]:
         "algo": [*algos.values(), "penstock.learn.policies:Policies"],
         "algo.net": ["penstock.agents.networks:Net"],
         "algo.replay": ["penstock.replay.settings:ReplaySettings"],
+        "algo.rnd": ["penstock.algos.rnd:RND"],
         "sampler": list(samplers.values()),
         "env": ["penstock.envs.make:EnvConfig"],
     }
