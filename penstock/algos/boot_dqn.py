@@ -137,7 +137,7 @@ class BootAgent(Agent):
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         heads = self(inputs)
         if noise is None:
-            kept = torch.ones(len(heads), self.heads, dtype=torch.bool, device=heads.device)
+            kept = torch.ones(heads.shape[0], self.heads, dtype=torch.bool, device=heads.device)
             index = self.legal(inputs, heads.mean(-1, keepdim=True)).squeeze(-1).argmax(-1)
         else:
             kept = noise[:, 3:] < self.mask_prob

@@ -162,6 +162,10 @@ def _setting_meant(option: str, known: Sequence[str], classes: Sequence[type]) -
     from penstock.core.names.hints import Meaning, foreign, in_words, owners  # it loads numpy, which help does not need
 
     part, _, leaf = option.removeprefix("--").replace("-", "_").rpartition(".")
+    above, _, holder = part.rpartition(".")
+    has = any(holder in cls.__dataclass_fields__ for cls in classes)
+    if above == "algo" and not has and "algo" in owners(holder):
+        return f"--{part} is of {in_words('algo', owners(holder)['algo'])}"
     own = owners(leaf)
     found = foreign(leaf, classes) or (Meaning(".".join(filter(None, (next(iter(own)), leaf))), "") if own else None)
     alike = [text for text in known if text.rpartition(".")[2].lstrip("-").replace("-", "_") == leaf and "." in text]

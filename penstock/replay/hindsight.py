@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.batch import TrainBatch
 from penstock.core.config import import_object
 from penstock.core.errors import ConfigError, PenstockError, words_of
-from penstock.core.spec import EnvSpec, LeafSpec, allocate
+from penstock.core.spec import EnvSpec, LeafSpec, allocate, describe
 from penstock.replay.columns import Array, Rows
 from penstock.replay.storage import Storage
 from penstock.replay.view import Transitions
@@ -65,7 +65,7 @@ class HindsightTransitions:
             x for name in (ACHIEVED, DESIRED) if isinstance(obs, dict) and isinstance(x := obs.get(name), LeafSpec)
         ]
         if len(goals) < 2 or goals[0].shape != goals[1].shape:
-            seen = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+            seen = sorted(obs) if isinstance(obs, dict) else describe(obs)
             raise ConfigError(
                 f"replay.hindsight with observations {seen}; expected a Dict with achieved_goal and desired_goal, two "
                 "arrays of one shape"

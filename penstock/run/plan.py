@@ -250,7 +250,12 @@ def _teach(policy_id: str, algo: Any, policy: Policy, env: EnvConfig, device: st
         raise ConfigError(f"{name} with {kind}='', so there is nothing to imitate; expected {of}: --algo.{kind} PATH")
     if kind == "expert":
         experts = by_id(load(Path(path).expanduser(), device=device))
-        algo.teach(policy, experts.get(policy_id or SHARED, experts))
+        if (who := policy_id or SHARED) not in experts and len(experts) > 1:
+            raise ConfigError(
+                f"expert {path} has the policies {', '.join(experts)}; expected {who!r} among them, or a file of one: "
+                f"penstock export {path} --policy ID --out expert.safetensors"
+            )
+        algo.teach(policy, experts[who] if who in experts else next(iter(experts.values())))
         return
     with contextlib.closing(open_dataset(Path(path).expanduser(), env.drop, env.text)) as source:
         source.verify(env.checks)

@@ -279,6 +279,10 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path) -> No
             ps.DAgger(expert=expert_run(tmp_path / "p", "Pendulum-v1")),
             ps.EnvConfig("Pendulum-v1", wrappers=(discrete,)),
         )
+    one = ps.PPO(epochs=1, net=SMALL)
+    two = expert_run(tmp_path / "two", TeamBits, ps.Policies({"a": one, "b": one}, {"agent_0": "a", "agent_1": "b"}))
+    with pytest.raises(ps.ConfigError, match=r"has the policies a, b; expected 'shared' .*--policy ID --out"):
+        refused(ps.DAgger(expert=two))
     weights = next((tmp_path / "e").rglob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(ps.CheckpointError, match=r"no good checkpoint in .*its manifest says"):

@@ -70,6 +70,7 @@ HINTS = {
     "--num-workers": "it is --sampler.workers of --sampler cpu, gpu, alternating",
     "--sampler.groups": "it is --sampler.groups of --sampler cpu, gpu, alternating",
     "--buffer-size": "it is --algo.replay.capacity of ps.ReplaySettings",
+    "--algo.replay.dataset": "--algo.replay is of ps.BootDQN, ps.CQL, ",
 }
 
 

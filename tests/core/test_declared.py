@@ -65,7 +65,8 @@ def test_limits_and_types_hold() -> None:
     ppo = declared("penstock.algos.ppo:PPO")()
     assert override(ppo, {"net.hidden": ["8", "9"], "lr": "linear(1e-3, 0)"}).net.hidden == (8, 9)
     for path, value, said in (
-        ("discount", 1.5, "0 to 1"),
+        ("discount", 1.5, "^discount=1.5; expected 0 to 1"),
+        ("net.recurrent_size", 0, r"^net\.recurrent_size=0"),
         ("lr", "linear(1", "not understood"),
         ("epochs", "many", "whole"),
     ):

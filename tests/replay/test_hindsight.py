@@ -155,7 +155,7 @@ def test_what_hindsight_cannot_serve_is_refused_at_construction() -> None:
     with pytest.raises(ConfigError, match=r"net.prev_reward=False"):
         make_view(settings, SPEC)
     with pytest.raises(
-        ConfigError, match=r"observations LeafSpec; expected a Dict with achieved_goal and desired_goal"
+        ConfigError, match=r"observations box\[\d\] float32; expected a Dict with achieved_goal and desired_goal"
     ):
         make_view(settings, EnvSpec(GOAL, SPEC.action), fed=FED)
     wide = {"achieved_goal": LeafSpec("box", (2,), "float32"), "desired_goal": GOAL}

@@ -47,7 +47,14 @@ def declared(path: str) -> Any:
             default = dataclasses.field(default=default)
         default.metadata = {"text": _text_of(following)}  # pyright: ignore[reportAttributeAccessIssue]
         made.append((entry.target.id, source.value(entry.annotation), default))
-    cls = dataclasses.make_dataclass(name, made, bases=bases, namespace={"__post_init__": check_limits}, frozen=True)
+    checks = [
+        call for call in ast.walk(node) if isinstance(call, ast.Call) and ast.unparse(call.func) == "check_settings"
+    ]
+    own: dict[str, Any] = {}
+    if checks or not any(hasattr(base, "__post_init__") for base in bases):
+        prefix = ast.literal_eval(checks[0].args[1]) if checks and len(checks[0].args) > 1 else ""
+        own["__post_init__"] = lambda settings: check_limits(settings, prefix)
+    cls = dataclasses.make_dataclass(name, made, bases=bases, namespace=own, frozen=True)
     cls.__module__, cls.__doc__ = module, ast.get_docstring(node)
     for expr in node.decorator_list:
         if ast.unparse(expr).startswith("renamed("):

@@ -75,6 +75,7 @@ KINDS: dict[str, tuple[EnvSpec, Any]] = {
         ps.DQN(net=net(SMALL), dueling=True, noisy=True, distributional="c51", n_atoms=5),
     ),
     "qr-dqn": (EnvSpec(VECTOR, CHOICE), ps.DQN(net=net(SMALL), distributional="quantile", n_atoms=5)),
+    "boot dqn": (EnvSpec(MASKED, CHOICE), ps.BootDQN(heads=2, net=net(SMALL))),
     "r2d1": (EnvSpec(VECTOR, CHOICE), ps.R2D1(net=net(memory("lstm", **PREVIOUS)))),
     "r2d1 gru mask": (EnvSpec(MASKED, CHOICE), ps.R2D1(net=net(memory("gru", **NORM)))),
     "sac": (EnvSpec(VECTOR, BOX), ps.SAC(net=net(NORM))),
