@@ -325,7 +325,11 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         names = [name for choice in args if typing.get_origin(choice) is typing.Literal for name in choice.__args__]
         if isinstance(value, str) and names:
             raise ConfigError(f"{path}={_told(value)}; {nearest(value, map(str, names))}")
-        raise ConfigError(f"{path}={_told(value)} ({type(value).__name__}); expected {hint}")
+        wanted = str(hint)
+        for part in filter(dataclasses.is_dataclass, args):
+            wanted = wanted.replace(f"{part.__module__}.", "")
+            wanted += f", or a setting below it: {path}.{dataclasses.fields(part)[0].name}"
+        raise ConfigError(f"{path}={_told(value)} ({type(value).__name__}); expected {wanted}")
     if origin is typing.Literal:
         if value in args:
             return value

@@ -50,6 +50,7 @@ class Outer:
     hook: Callable[..., Any] = len
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     inner_or_name: Inner | str = "default"
+    inner_or_none: Inner | None = None
     anything: Any = None
 
 
@@ -122,6 +123,7 @@ def test_values_are_converted_where_nothing_is_lost(path: str, value: Any, expec
         ("flag", "yes", "expected bool"),
         ("name", 3, "expected str"),
         ("maybe", "three", r"maybe='three' \(str\); expected int \| None"),
+        ("inner_or_none", "true", r"\(str\); expected Inner \| None, or a setting below it: inner_or_none.lr"),
         ("mode", "fats", "mode='fats'; did you mean 'fast'"),
         ("pair", [1], r"pair=\[1\]; expected 2 values"),
         ("pair", 5, "expected tuple"),
