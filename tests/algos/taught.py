@@ -40,7 +40,7 @@ def null_pairs(spec: ps.EnvSpec, L: int = 5) -> Shown:
     def rows(n: int) -> Any:
         def leaf_rows(leaf: Any) -> Any:
             x = np.broadcast_to(leaf.null(), (n, *leaf.shape)).copy()
-            steps = np.arange(n, dtype=x.dtype).reshape(-1, *[1] * len(leaf.shape))
+            steps = np.arange(n).astype(x.dtype).reshape(-1, *[1] * len(leaf.shape))
             return x + steps / n if x.dtype.kind == "f" else x
 
         return lambda leaf: leaf_rows(leaf).astype(leaf.dtype)
