@@ -96,7 +96,15 @@ def test_the_check_names_dead_links_and_other_hosts(stage: ModuleType) -> None:
 @needs_tools
 @pytest.mark.slow
 def test_the_site_is_built_without_dead_links(tmp_path: Path) -> None:
-    for name in ("docs", "examples", "benchmarks", "penstock", "mkdocs.yml", *(p.name for p in ROOT.glob("*.md"))):
+    for name in (
+        "docs",
+        "examples",
+        "benchmarks",
+        "penstock",
+        "mkdocs.yml",
+        "CITATION.cff",
+        *(p.name for p in ROOT.glob("*.md")),
+    ):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
