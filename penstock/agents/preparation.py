@@ -72,7 +72,7 @@ class Preparation:
         """False: observations and rewards pass unchanged."""
 
     def unmasked(self, obs: Tree) -> Tree:
-        """What is read of the observation, or of its spec, without the mask."""
+        """The keys that are read, of the observation or of its spec, without the mask."""
         return obs if self._read is None else {key: obs[key] for key in self._read}
 
     def prepared(self, obs: Tree) -> Tree:

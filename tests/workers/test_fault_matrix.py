@@ -97,7 +97,7 @@ CASES = [
     for j, way in enumerate(SEEN)
     for k, where in enumerate(METHODS)
     for m, phase in enumerate(PHASES)
-    # A third of the product, in which every two of sampler, way and method meet in one phase (closing in all).
+    # A third of the product: every sampler, way and method meet, in one of the phases.
     if (where == "close" or (i + j + k + m) % 3 == 0)
     # A SerialSampler steps in the learner itself, after the check; a death or hang there is its own.
     and (kind != "serial" or way in RAISES)

@@ -13,7 +13,7 @@ from penstock.envs.toy.base import Toy, box, one_hot
 class DeepSea(Toy):
     """A dive of `size` rows from the top left: right costs 0.01 / size, and 1 is paid for right in the last corner.
 
-    Of bsuite (Osband et al. 2020, arXiv:1908.03568, deterministic). Left is free, so the only return above 0 is that of
+    bsuite has it (Osband et al. 2020, arXiv:1908.03568, deterministic). Left is free, so the only return above 0 has
     `size` moves to the right, 0.99, and V(start) = g^(size - 1) - 0.01 / size (1 + g + ... + g^(size - 1)); a policy
     that draws moves by coin finds it once in 2^size episodes. Which action is right is drawn for each place by
     `mapping_seed`, once for the environment. Observation: one-hot of row * size + column, zeros at the end.
