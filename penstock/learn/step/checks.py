@@ -30,9 +30,8 @@ def check_newcomers(agent: Agent, optimizers: Optimizers, known: list[torch.nn.P
     """Raises ConfigError if a loss has gradients for parameters that no optimizer holds, those `known` aside."""
     aside = set(map(id, known))
     new = [p for p in held_by_none(agent, optimizers) if id(p) not in aside]
-    totals = loss.total.values() if isinstance(loss.total, dict) else [loss.total]
     taking_part: set[int] = set()
-    for total in totals if new else ():
+    for total in loss.totals().values() if new else ():
         if isinstance(total, Tensor) and total.requires_grad and total.numel() == 1:
             gradients = torch.autograd.grad(total, new, retain_graph=True, allow_unused=True)
             taking_part |= {id(p) for p, gradient in zip(new, gradients) if gradient is not None}
