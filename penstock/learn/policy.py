@@ -319,7 +319,7 @@ class Policy:
         refused = norms.refused
         if not isinstance(refused, Tensor) and self._skips(norms.numbers):
             return None
-        stepped = {x: self.optimizers[x] for x in loss.totals()}
+        stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else ("all",))}
         before = {} if self.updates % _MEASURED_EVERY else copies(stepped)
         if self.rate is not None:
             self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]), refused)

@@ -162,7 +162,7 @@ def _norms_of(gradients: list[Tensor], groups: Iterable[Sequence[int]], total: T
 
 def gradients_of(loss: Loss, optimizers: Optimizers) -> dict[str, Gradients]:
     """The gradients of each total of a loss, by the name of its optimizer. Raises ConfigError if none has any."""
-    totals = loss.totals()
+    totals = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
     if not totals or not totals.keys() <= optimizers.keys():
         raise ConfigError(
             f"loss_fn gave totals for {sorted(totals)}; optimizer_fn gave optimizers {sorted(optimizers)}: one "
