@@ -46,9 +46,9 @@ _STATE = (
 class GuidedAgent(Agent):
     """A learner that an expert guides: one of them acts, and `info["expert"]` is the expert's action.
 
-    Its modules, parameters, buffers and hooks of their state are the learner's own dicts, so that a checkpoint holds what
-    one of BC holds: what moves, loads or syncs either does so to both, and copies share theirs. The expert is none of
-    them: it never changes, and travels to workers with the agent. Without noise the learner acts alone.
+    Its modules, parameters, buffers and hooks of their state are the learner's own dicts, so that a checkpoint holds
+    what one of BC holds: what moves, loads or syncs either does so to both, and copies share theirs. The expert is none
+    of them: it never changes, and travels to workers with the agent. Without noise the learner acts alone.
 
     Args:
         learner: an agent without memory.

@@ -58,7 +58,6 @@ class Discriminator(nn.Module):
             self.head.extend((nn.Linear(inputs, outputs), nn.Tanh()))
         self.head.append(nn.Linear((self.encoder.size, *hidden)[-1], 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
-        self.register_load_state_dict_pre_hook(_begun_anew)
 
     def features(self, obs: Tree, action: Tree) -> Tensor:
         """[N, size] of flat pairs; boxes of actions count as the environment takes them, clipped to their bounds."""
@@ -77,12 +76,6 @@ def _bounded(leaf: LeafSpec, x: Tensor) -> Tensor:
     return x.clamp(
         *(torch.as_tensor(leaf.bound(name).copy(), dtype=x.dtype, device=x.device) for name in ("low", "high"))
     )
-
-
-def _begun_anew(own: Discriminator, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Takes parameters of an agent without a discriminator, too, such as those of a BC run."""
-    if prefix + "batches" not in state:
-        state.update({prefix + name: x.detach() for name, x in own.state_dict().items()})
 
 
 class Demonstrations:

@@ -147,6 +147,6 @@ class TD3(OffPolicySettings):
         check_atoms(self)
         if (low := self.exploration_noise_low) is not None and low > curve(self.exploration_noise).highest:
             raise ConfigError(
-                f"exploration_noise_low={low}, exploration_noise={self.exploration_noise}; expected a low one of at most "
-                "the other: slots are spread evenly from the low one, in slot 0, to the other, in the last"
+                f"exploration_noise_low={low}, exploration_noise={self.exploration_noise}; expected a low one of at "
+                "most the other: slots are spread evenly from the low one, in slot 0, to the other, in the last"
             )

@@ -87,7 +87,7 @@ def typed(words: Sequence[str], hint: Any, option: str) -> Any:
 
 
 def part_at(settings: Any, name: str) -> Any:
-    """The value of a setting; of an optional part that is None, such as an affinity, the settings that it begins with."""
+    """The value of a setting; of an optional part that is None, such as an affinity, what it would begin with."""
     value = getattr(settings, name)
     return _begun(get_args(get_type_hints(type(settings))[name])) if value is None else value
 

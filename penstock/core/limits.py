@@ -21,7 +21,7 @@ _LARGEST = sys.float_info.max
 class Limit(NamedTuple):
     """Numbers from `low` to `high`, finite unless `high` is inf.
 
-    With `above` they do not begin at `low`, though a schedule may end there; with `inside` they are never `low` or `high`.
+    With `above` they do not begin at `low`, though a schedule may end there; with `inside` they are never either end.
     """
 
     low: float

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent, check_agent_members
@@ -27,6 +27,12 @@ from penstock.replay.settings import ReplaySettings
 
 def _chosen_agent(spec: EnvSpec, cfg: Settings) -> Agent:
     return cfg.agent(spec, cfg)
+
+
+def _begun_anew(part: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Takes parameters of an agent without the part, too, such as those of a BC run for GAIL: it begins anew."""
+    if not any(name.startswith(prefix) for name in state):
+        state.update({prefix + name: x.detach() for name, x in part.state_dict().items()})
 
 
 class AlgorithmFunctions(NamedTuple):
@@ -50,6 +56,8 @@ class AlgorithmFunctions(NamedTuple):
     ) -> AlgorithmFunctions:
         """These functions with a part around them, such as RND or GAIL's discriminator.
 
+        A run with the part may start from one without it, and one without from one that has it (`init`).
+
         Args:
             name: of the agent's submodule that `module` makes from (agent, spec, settings).
             postprocess, loss: as an algorithm's, with the function that they are around as first argument.
@@ -58,7 +66,10 @@ class AlgorithmFunctions(NamedTuple):
         def agent_fn(spec: EnvSpec, cfg: Any) -> Agent:
             agent = self.agent(spec, cfg)
             check_agent_members(agent)
-            agent.add_module(name, module(agent, spec, cfg))
+            part = module(agent, spec, cfg)
+            part.register_load_state_dict_pre_hook(_begun_anew)
+            agent.add_module(name, part)
+            agent.parts = (*agent.parts, name)
             return agent
 
         def postprocess_fn(agent: Agent, batch: Any, cfg: Any) -> TrainBatch:

@@ -116,7 +116,17 @@ def test_guide_and_learner_hold_one_state_and_so_do_their_copies() -> None:
 
 def test_every_member_of_an_agent_is_the_learners_or_needs_no_learner() -> None:
     """Those of actors and critics ask `preparation`, which is the learner's; only losses without replay ask the rest."""
-    asked = {"prepared", "for_critic", "mask", "unless_stuck", "scaled_reward", "values", "needs_statistics", "central"}
+    asked = {
+        "prepared",
+        "for_critic",
+        "mask",
+        "unless_stuck",
+        "scaled_reward",
+        "values",
+        "needs_statistics",
+        "central",
+        "parts",
+    }
     acting = {"by_kernel", "evaluates_with_noise"}
     members = {name for name in {*vars(ps.Agent), *ps.Agent.__annotations__} if not name.startswith("_")}
     assert members - {*vars(GuidedAgent), *vars(GuidedAgent(Says(10.0, 1)))} == asked | acting

@@ -1,4 +1,4 @@
-"""Checks of what a policy is built of, and of what steps it: optimizers, which hold every parameter that a loss trains."""
+"""Checks of what a policy is built of, and of its optimizers, which hold every parameter that a loss trains."""
 
 from __future__ import annotations
 
