@@ -49,6 +49,8 @@ class Agent(nn.Module):
     """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
     central: Preparation | None = None
     """That of a critic which reads other keys of the observation than the actor; None: `preparation`."""
+    parts: tuple[str, ...] = ()
+    """Names of the submodules that stand around the algorithm, such as `rnd`; acting needs none of them."""
 
     def initial_state(self, B: int) -> Tree:
         """Recurrent state [B, ...] before an episode; None without memory."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,12 +36,19 @@ from penstock.replay.replay import Replay, ReplaySchedule
 from penstock.replay.storage import Storage
 from penstock.replay.view import Transitions
 
+_STATE = (
+    *("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", "_state_dict_pre_hooks"),
+    *("_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+"""Where torch keeps what a module holds, and what it does to it when it is saved or loaded."""
+
 
 class GuidedAgent(Agent):
     """A learner that an expert guides: one of them acts, and `info["expert"]` is the expert's action.
 
-    Its modules, parameters and buffers are the learner's, so that a checkpoint holds what one of BC holds. The expert
-    is none of them: it never changes, and travels to workers with the agent. Without noise the learner acts alone.
+    Its modules, parameters, buffers and hooks of their state are the learner's own dicts, so that a checkpoint holds
+    what one of BC holds: what moves, loads or syncs either does so to both, and copies share theirs. The expert is none
+    of them: it never changes, and travels to workers with the agent. Without noise the learner acts alone.
 
     Args:
         learner: an agent without memory.
@@ -52,16 +60,19 @@ class GuidedAgent(Agent):
     """Acts deterministically, with a memory of its own if it has one; None in a policy that is only to act."""
     beta: Tensor
     """Chance that the expert acts."""
+    taught: Tensor
+    """True once the learner's own process has the expert; a worker is told with the parameters."""
 
     def __init__(self, learner: Agent) -> None:
         super().__init__()
         own = self.__dict__  # past Module's __setattr__, which would register both as modules of their own
         own["learner"], own["expert"] = learner, None
-        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            own[kind] = getattr(learner, kind)
+        own.update({kind: vars(learner)[kind] for kind in _STATE})
         self.register_buffer("beta", torch.zeros(()), persistent=False)
+        self.register_buffer("taught", torch.zeros((), dtype=torch.bool), persistent=False)
         self.spec, self.fed, self.unseen = learner.spec, learner.fed, learner.unseen
         self.preparation, self.held_noise, self.env_ranks = learner.preparation, learner.held_noise, learner.env_ranks
+        self.is_noisy = type(learner).renew_noise is not Agent.renew_noise and learner.is_noisy
         self._inner_noise = learner.noise_size
         self.noise_size = learner.noise_size + 1
 
@@ -71,6 +82,11 @@ class GuidedAgent(Agent):
     def act(self, inputs: Inputs, state: Tree, noise: Tensor | None) -> tuple[Tree, dict[str, Tree], Tree]:
         learner = self.learner
         if noise is None or self.expert is None:
+            if noise is not None and self.taught:
+                raise ConfigError(
+                    "DAgger was taught after sampler.initialize, so that workers have no expert; expected before it: "
+                    "algo.teach(policy, expert), then sampler.initialize(policy.agent)"
+                )
             inner = None if noise is None else self._noise_of(noise)
             action, info, _ = learner.act(inputs, None, inner)
             return action, {**info, "expert": tree_map(torch.zeros_like, action)}, state
@@ -111,6 +127,9 @@ class GuidedAgent(Agent):
         self.learner.set_slots(B)
         if self.expert is not None:
             self.expert.set_slots(B)
+
+    def renew_noise(self, rng: np.random.Generator) -> None:
+        self.learner.renew_noise(rng)
 
     def set_exploration(self, settings: DAgger, env_steps: int) -> None:
         self.beta.fill_(settings.beta)
@@ -221,4 +240,5 @@ class DAgger(OffPolicySettings):
             )
         check_spec(agent.spec, policy.spec, "the expert", "the environment")
         guided.__dict__["expert"] = agent.requires_grad_(False).to(policy.device)
+        guided.taught.fill_(True)
         policy.teacher, policy.teacher_digest = "the expert", parameters_digest(agent).hex()

@@ -10,7 +10,6 @@ forms of the reward, as the paper's favours long episodes (Kostrikov et al. 2019
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +20,7 @@ from torch.nn.functional import softplus
 
 from penstock import ops
 from penstock.agents.agent import Agent
-from penstock.agents.networks import Encoder, Net
+from penstock.agents.networks import Encoder
 from penstock.algos.ppo import PPO
 from penstock.core.batch import Inputs, SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError
@@ -31,7 +30,7 @@ from penstock.core.noise import Purpose, generator
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.core.tree import Tree, tree_leaves, tree_map
 from penstock.datasets.episode import EpisodeSource, check_spec
-from penstock.learn.algorithm import Loss, Optimizers
+from penstock.learn.algorithm import Loss, LossFn, Optimizers, PostprocessFn
 from penstock.learn.optimizers import make_optimizer, trainable
 from penstock.learn.policy import Policy
 from penstock.learn.settings import AlgorithmFunctions
@@ -41,8 +40,7 @@ from penstock.learn.slot_partition import drawn
 class Discriminator(nn.Module):
     """Logit of D(s, a) = 1 / (1 + e^-logit).
 
-    Args:
-        obs: spec of the observation as the agent prepares it. net: says how images are read. hidden: widths, with tanh.
+    It sees observations as the agent prepares them, and reads images as its networks do.
     """
 
     demonstrations: Demonstrations | None = None
@@ -50,16 +48,16 @@ class Discriminator(nn.Module):
     batches: Tensor
     """Number of batches for which demonstrations were drawn, int64."""
 
-    def __init__(self, spec: EnvSpec, obs: Tree, net: Net, hidden: tuple[int, ...]) -> None:
+    def __init__(self, agent: Agent, spec: EnvSpec, cfg: GAIL) -> None:
         super().__init__()
-        self._action = spec.action
-        self.encoder = Encoder(obs, spec.action, replace(net, prev_action=True, prev_reward=False))
+        self._action, hidden = spec.action, cfg.discriminator_hidden
+        obs = agent.preparation.obs if agent.preparation.active else spec.obs
+        self.encoder = Encoder(obs, spec.action, replace(cfg.net, prev_action=True, prev_reward=False))
         self.head = nn.Sequential()  # of plain layers, whose gradients the penalty differentiates again
         for inputs, outputs in zip((self.encoder.size, *hidden), hidden):
             self.head.extend((nn.Linear(inputs, outputs), nn.Tanh()))
         self.head.append(nn.Linear((self.encoder.size, *hidden)[-1], 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
-        self.register_load_state_dict_pre_hook(_begun_anew)
 
     def features(self, obs: Tree, action: Tree) -> Tensor:
         """[N, size] of flat pairs; boxes of actions count as the environment takes them, clipped to their bounds."""
@@ -78,12 +76,6 @@ def _bounded(leaf: LeafSpec, x: Tensor) -> Tensor:
     return x.clamp(
         *(torch.as_tensor(leaf.bound(name).copy(), dtype=x.dtype, device=x.device) for name in ("low", "high"))
     )
-
-
-def _begun_anew(own: Discriminator, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Takes parameters of an agent without a discriminator, too, such as those of a BC run."""
-    if prefix + "batches" not in state:
-        state.update({prefix + name: x.detach() for name, x in own.state_dict().items()})
 
 
 class Demonstrations:
@@ -139,7 +131,7 @@ def reward_of(logit: Tensor, form: str) -> Tensor:
     return -softplus(-logit) if form == "negative" else logit
 
 
-def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: GAIL) -> TrainBatch:
+def postprocess_fn(inner: PostprocessFn, agent: Agent, batch: SampleBatch, cfg: GAIL) -> TrainBatch:
     """The algorithm's own rows for a batch [T, B] with D's rewards, and beside each row one of the demonstrations."""
     judge = _discriminator(agent)
     if judge.demonstrations is None:
@@ -151,16 +143,16 @@ def postprocess_fn(agent: Agent, batch: SampleBatch, cfg: GAIL) -> TrainBatch:
     with torch.no_grad():
         logit = judge.logit(judge.features(agent.prepared(flat[0]), flat[1])).reshape(batch.valid.shape)
     reward = torch.where(batch.valid, reward_of(logit, cfg.reward), 0.0)
-    data = cfg.inner.postprocess(agent, replace(batch, prev_reward=torch.cat([batch.prev_reward[:1], reward])), cfg)
+    data = inner(agent, replace(batch, prev_reward=torch.cat([batch.prev_reward[:1], reward])), cfg)
     shown = judge.demonstrations.draw(int(judge.batches), batch.valid)
     judge.batches += 1
     metrics = {**(data.metrics or {}), "imitation_reward": ops.masked_mean(reward, batch.valid)}
     return replace(data, rows={**data.rows, **shown}, metrics=metrics)
 
 
-def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
+def loss_fn(inner: LossFn, agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
     """The algorithm's own loss; E_policy[-log(1 - D)] + E_shown[-log D] (eq. 17) + c (|grad D| - 1)^2."""
-    loss, judge, valid = cfg.inner.loss(agent, x, cfg), _discriminator(agent), x.valid
+    loss, judge, valid = inner(agent, x, cfg), _discriminator(agent), x.valid
     lead = x["mix"].shape
 
     def beside(ours: Tensor, shown: Tensor) -> Tensor:
@@ -182,8 +174,7 @@ def loss_fn(agent: Agent, x: TrainBatch, cfg: GAIL) -> Loss:
         (slope,) = torch.autograd.grad(judge.logit(between).sum(), between, create_graph=True)
         penalty = ops.masked_mean((slope.square().sum(-1) + 1e-12).sqrt().sub(1.0).square().reshape(lead), valid)
         judged, metrics["gradient_penalty"] = judged + cfg.gradient_penalty * penalty, penalty
-    own: Mapping[str, Tensor] = loss.total if isinstance(loss.total, dict) else {"all": loss.total}
-    totals = {**own, "discriminator": judged}
+    totals = {**loss.totals(), "discriminator": judged}
     return loss._replace(total=totals, metrics={**loss.metrics, **{name: m.detach() for name, m in metrics.items()}})
 
 
@@ -201,20 +192,17 @@ def _discriminator(agent: Agent) -> Discriminator:
     return agent.get_submodule("discriminator")  # pyright: ignore[reportReturnType]
 
 
-def _agent_with_discriminator(spec: EnvSpec, cfg: GAIL) -> Agent:
-    agent = cfg.agent(spec, cfg)
-    obs = agent.preparation.obs if agent.preparation.active else spec.obs
-    agent.add_module("discriminator", Discriminator(spec, obs, cfg.net, cfg.discriminator_hidden))
-    return agent
+def with_discriminator(functions: AlgorithmFunctions) -> AlgorithmFunctions:
+    """The functions of an on-policy algorithm that D rewards."""
+    parted = functions.with_part("discriminator", Discriminator, postprocess_fn, loss_fn)
+    return parted._replace(optimizer=optimizer_fn)
 
 
 @dataclass(frozen=True)
 class GAIL(PPO):
     """Settings of GAIL, besides those of PPO."""
 
-    functions = AlgorithmFunctions(postprocess_fn, loss_fn, optimizer_fn, agent=_agent_with_discriminator)
-    inner: ClassVar[AlgorithmFunctions] = PPO.functions
-    """Functions of the on-policy algorithm that D rewards."""
+    functions = with_discriminator(PPO.functions)
     taught_by: ClassVar[str] = "dataset"
     """Setting that names what a run opens for `teach`."""
     fixed = PPO.fixed | {"dataset", "discriminator_hidden"}

@@ -23,7 +23,7 @@ from penstock.agents.discrete_control import ChoiceNetwork
 from penstock.agents.networks import Net
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
-from penstock.core.limits import Chance, Count, Positive, Weight, Whole
+from penstock.core.limits import Count, Inner, Positive, Weight, Whole
 from penstock.core.spec import BatchSpec, EnvSpec, LeafSpec, describe
 from penstock.learn.algorithm import AgentFn, Loss
 from penstock.learn.optimizers import adam
@@ -147,7 +147,7 @@ class IQL(OffPolicySettings):
     offline: ClassVar[bool] = True
     """Learns from a dataset, which an OfflineSampler plays back or the replay keeps."""
 
-    expectile: Chance = 0.7
+    expectile: Inner = 0.7
     """Expectile of Q over the data's actions that V is: 0.5 is their mean, towards 1 the best; usually 0.7 to 0.9."""
     beta: Weight = 3.0
     """Inverse temperature of the policy, in units of 1 / Q: 0 imitates all actions alike; usually 0.5 to 10."""

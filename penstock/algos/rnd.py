@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from penstock import ops
 from penstock.agents.actor_critic import Body
-from penstock.agents.agent import Agent, check_agent_members, logp_and_values
+from penstock.agents.agent import Agent, logp_and_values
 from penstock.agents.mlp import orthogonal
 from penstock.agents.networks import Net
 from penstock.agents.preparation import ObsNormalizer, Preparation, RewardScaler
@@ -29,7 +29,7 @@ from penstock.core.limits import Bound, Count, NotNegative, Share, Unit, check_s
 from penstock.core.noise import Purpose, uniform
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
-from penstock.learn.algorithm import Loss
+from penstock.learn.algorithm import Loss, LossFn, PostprocessFn
 from penstock.learn.settings import AlgorithmFunctions
 from penstock.learn.slot_partition import drawn, of_all_learners
 from penstock.native.elementwise import exp
@@ -145,9 +145,9 @@ def endless_targets(
     return advantage, value[:-1] + correction
 
 
-def rnd_rows(agent: Agent, batch: SampleBatch, data: TrainBatch, cfg: Any) -> TrainBatch:
-    """The algorithm's post-processed batch with intrinsic advantages added to its own, and the rows of `rnd_loss`."""
-    rnd, own = novelty(agent), cfg.rnd
+def postprocess_fn(inner: PostprocessFn, agent: Agent, batch: SampleBatch, cfg: Any) -> TrainBatch:
+    """The algorithm's post-processed batch with intrinsic advantages added to its own, and the rows of `loss_fn`."""
+    data, rnd, own = inner(agent, batch, cfg), novelty(agent), cfg.rnd
     error, reward, value = rnd.judged(batch)
     how: dict[str, Any] = {"discount": own.discount, "trace_lambda": getattr(cfg, "gae_lambda", 1.0)}
     if hasattr(cfg, "vtrace_lambda"):
@@ -171,9 +171,9 @@ def rnd_rows(agent: Agent, batch: SampleBatch, data: TrainBatch, cfg: Any) -> Tr
     return replace(data, rows=rows, metrics={**(data.metrics or {}), **metrics})
 
 
-def rnd_loss(agent: Agent, x: TrainBatch, found: Loss, cfg: Any) -> Loss:
+def loss_fn(inner: LossFn, agent: Agent, x: TrainBatch, cfg: Any) -> Loss:
     """The algorithm's loss + value_coef * (V - R)^2 / 2 + mean error of the predictor over its share of the rows."""
-    rnd, lead = novelty(agent), x["rnd_return"].shape
+    loss, rnd, lead = inner(agent, x, cfg), novelty(agent), x["rnd_return"].shape
 
     def flat(obs: Tree) -> Tree:
         return obs if len(lead) == 1 else tree_map(lambda leaf: leaf.flatten(0, 1), obs)
@@ -182,10 +182,9 @@ def rnd_loss(agent: Agent, x: TrainBatch, found: Loss, cfg: Any) -> Loss:
     value = rnd.values(flat(x["rnd_obs"])).reshape(lead)
     predictor = ops.masked_mean(error * x["rnd_weight"] if "rnd_weight" in x.rows else error, x.valid)
     value_loss = 0.5 * ops.squared_error(value, x["rnd_return"], x.valid)
-    own: Any = found.total if isinstance(found.total, dict) else {"all": found.total}
-    total = own["all"] + cfg.value_coef * value_loss + predictor
+    total = loss.totals()["all"] + cfg.value_coef * value_loss + predictor
     metrics = {"rnd_loss": predictor.detach(), "rnd_value_loss": value_loss.detach(), "loss": total.detach()}
-    return found._replace(total={**own, "all": total} if len(own) > 1 else total, metrics={**found.metrics, **metrics})
+    return loss._replace(total={**loss.totals(), "all": total}, metrics={**loss.metrics, **metrics})
 
 
 def novelty(agent: Agent) -> Novelty:
@@ -229,17 +228,4 @@ class RND:
 
     def added_to(self, functions: AlgorithmFunctions) -> AlgorithmFunctions:
         """The functions of an on-policy algorithm with RND around them."""
-
-        def agent(spec: EnvSpec, cfg: Any) -> Agent:
-            made = functions.agent(spec, cfg)
-            check_agent_members(made)
-            made.rnd = Novelty(spec, cfg.rnd)
-            return made
-
-        def postprocess(agent: Agent, batch: SampleBatch, cfg: Any) -> TrainBatch:
-            return rnd_rows(agent, batch, functions.postprocess(agent, batch, cfg), cfg)
-
-        def loss(agent: Agent, x: TrainBatch, cfg: Any) -> Loss:
-            return rnd_loss(agent, x, functions.loss(agent, x, cfg), cfg)
-
-        return functions._replace(agent=agent, postprocess=postprocess, loss=loss)
+        return functions.with_part("rnd", lambda _, spec, cfg: Novelty(spec, cfg.rnd), postprocess_fn, loss_fn)

@@ -16,7 +16,9 @@ from penstock import ops
 from penstock.agents.continuous import ControlAgent, control_agent
 from penstock.agents.distributions import standard_normal
 from penstock.core.batch import TrainBatch
+from penstock.core.errors import ConfigError
 from penstock.core.limits import Count, Limit, NotNegative, Number, Positive, Rate, Weight
+from penstock.core.schedule import curve
 from penstock.core.spec import EnvSpec
 from penstock.learn.algorithm import AgentFn, Loss, Optimizers
 from penstock.learn.optimizers import make_optimizer
@@ -143,3 +145,8 @@ class TD3(OffPolicySettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_atoms(self)
+        if (low := self.exploration_noise_low) is not None and low > curve(self.exploration_noise).highest:
+            raise ConfigError(
+                f"exploration_noise_low={low}, exploration_noise={self.exploration_noise}; expected a low one of at "
+                "most the other: slots are spread evenly from the low one, in slot 0, to the other, in the last"
+            )

@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from penstock.cli.values import part_at
 from penstock.core.names.declared import texts
 
 _USUAL = {
@@ -35,6 +36,8 @@ _TITLES = {
     "algo": "algorithm",
     "algo.net": "networks",
     "algo.replay": "replay",
+    "algo.rnd": "random network distillation, which any of these switches on",
+    "algo.rnd.net": "networks of --algo.rnd",
     "sampler": "sampler",
     "sampler.inner": "inner sampler",
     "run": "run",
@@ -50,7 +53,7 @@ def settings_help(settings: Mapping[str, Any], whole: bool) -> str:
         whole: all of them with their full texts, instead of the most used ones with the first sentence.
     """
     groups: dict[str, list[str]] = {}
-    left_out = 0
+    left_out, seen = 0, dict[tuple[type, str], str]()
     for name, part in settings.items():
         for path, cls, value in _fields(part, name):
             if path == "algo.agent":  # an option of `train` itself
@@ -58,7 +61,8 @@ def settings_help(settings: Mapping[str, Any], whole: bool) -> str:
             at, _, leaf = path.rpartition(".")
             own = at == "algo" and leaf in vars(cls).get("__annotations__", ())
             if whole or own or leaf in _USUAL.get(at, ()):
-                text = texts(cls)[leaf]
+                first = seen.setdefault((cls, leaf), path)
+                text = texts(cls)[leaf] if first == path else f"As --{first}."
                 hint = get_type_hints(cls)[leaf]
                 groups.setdefault(at, []).append(
                     entry(f"--{path} {type_words(hint)}", text if whole else first_sentence(text), value)
@@ -79,10 +83,10 @@ def _fields(settings: Any, path: str) -> list[tuple[str, type, Any]]:
     found: list[tuple[str, type, Any]] = []
     below: list[tuple[str, Any]] = []
     for field in fields(settings):
-        value = getattr(settings, field.name)
-        if is_dataclass(value):
-            below.append((f"{path}.{field.name}", value))
-        else:
+        value, part = getattr(settings, field.name), part_at(settings, field.name)
+        if is_dataclass(part):
+            below.append((f"{path}.{field.name}", part))
+        if part is not value or not is_dataclass(part):
             found.append((f"{path}.{field.name}", type(settings), value))
     return found + [one for where, value in below for one in _fields(value, where)]
 

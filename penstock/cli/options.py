@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         name = option.split("=")[0]
         said = _setting_meant(name, known, classes) if further and name.startswith("--") else ""
         close = "" if said else _slip_of(name, known)
-        hint = said or (close and f"did you mean {close}?")
+        hint = said or (close and f"did you mean {close}?") or _known_below(name, known)
         self.exit(2, f"{self.prog}: unknown option {option}{hint and f'; {hint}'}\n")
 
     def add_import(self, why: str) -> None:
@@ -155,6 +155,13 @@ def _slip_of(option: str, known: Sequence[str]) -> str:
     if not close and not dot:
         close = [text for text in known if "." in text and slips(option[2:], [text.rpartition(".")[2]])]
     return " or ".join(close[:3])
+
+
+def _known_below(option: str, known: Sequence[str]) -> str:
+    """The settings beside one that is not there, in a part of a part, such as those of --algo.rnd; "" elsewhere."""
+    part = option.rpartition(".")[0]
+    beside = [text.rpartition(".")[2] for text in known if text.rpartition(".")[0] == part and part.count(".")]
+    return f"{part}.X is one of {', '.join(beside)}" if beside else ""
 
 
 def _setting_meant(option: str, known: Sequence[str], classes: Sequence[type]) -> str:

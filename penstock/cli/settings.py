@@ -18,7 +18,7 @@ from penstock.cli.options import (
     require_modules,
     require_run,
 )
-from penstock.cli.values import located, split_options, typed
+from penstock.cli.values import located, part_at, split_options, typed
 from penstock.core.errors import ConfigError, nearest
 from penstock.run.files.inits import of_words, runs_of
 from penstock.run.files.modules import modules_named, search_here
@@ -290,10 +290,11 @@ def options(settings: Any, path: str) -> list[str]:
     """The options of a settings dataclass and of those within it, each as `--algo.net.hidden`."""
     found: list[str] = []
     for f in fields(settings):
-        value, name = getattr(settings, f.name), f"{path}.{f.name}"
+        value, name = part_at(settings, f.name), f"{path}.{f.name}"
         if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
             for key, below in value.items():
                 found += options(below, f"{name}.{key}")
         else:
-            found += options(value, name) if is_dataclass(value) else [name]
+            found += [name] if not is_dataclass(value) or getattr(settings, f.name) is None else []
+            found += options(value, name) if is_dataclass(value) else []
     return found

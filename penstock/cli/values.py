@@ -50,10 +50,7 @@ def located(settings: Any, option: str) -> tuple[str, Any] | None:
                 key = current_name(type(value), key, ".".join(["--", *keys, ""]).replace("--.", "--"))
             if key not in type(value).__dataclass_fields__:
                 return None
-            hint = get_type_hints(type(value))[key]
-            value = getattr(value, key)
-            if value is None:
-                value = _begun(get_args(hint))
+            hint, value = get_type_hints(type(value))[key], part_at(value, key)
         else:
             return None
         keys.append(key)
@@ -87,6 +84,12 @@ def typed(words: Sequence[str], hint: Any, option: str) -> Any:
     if many and not (word is not None and (_NUMBERS.fullmatch(word) or word in _literals(kinds))):
         return list(words)
     return _number(word) if float in origins and word is not None else word
+
+
+def part_at(settings: Any, name: str) -> Any:
+    """The value of a setting; of an optional part that is None, such as an affinity, what it would begin with."""
+    value = getattr(settings, name)
+    return _begun(get_args(get_type_hints(type(settings))[name])) if value is None else value
 
 
 def _begun(kinds: Sequence[Any]) -> Any:

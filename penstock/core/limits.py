@@ -21,28 +21,33 @@ _LARGEST = sys.float_info.max
 class Limit(NamedTuple):
     """Numbers from `low` to `high`, finite unless `high` is inf.
 
-    With `above` they do not begin at `low`, though a schedule may end there.
+    With `above` they do not begin at `low`, though a schedule may end there; with `inside` they are never either end.
     """
 
     low: float
     high: float = _LARGEST
     above: bool = False
+    inside: bool = False
 
     def holds(self, value: Any) -> bool:
         """True for a number or schedule inside, and for values that are neither (None, "auto"), which types judge."""
+        least = most = start = value
         if isinstance(value, str) or callable(value):
             try:
                 found = curve(typing.cast(Any, value))
             except ConfigError:
                 return True
-            inside, start = self.low <= found.lowest <= found.highest <= self.high, found.start
-        else:
-            inside, start = value is None or self.low <= value <= self.high, value
-        return inside and not (self.above and start == self.low)
+            least, most, start = found.lowest, found.highest, found.start
+        if value is None:
+            return True
+        within = self.low < least <= most < self.high if self.inside else self.low <= least <= most <= self.high
+        return within and not (self.above and start == self.low)
 
     def __str__(self) -> str:
         if self.low == -_LARGEST:
             return "a finite number"
+        if self.inside:
+            return f"more than {self.low:g}, less than {self.high:g}"
         low = f"more than {self.low:g}" if self.above else f"{self.low:g}"
         if self.high < _LARGEST:
             return f"{low}, at most {self.high:g}" if self.above else f"{low} to {self.high:g}"
@@ -70,6 +75,7 @@ if TYPE_CHECKING:  # numbers to those that read them: functions get settings at 
     Weight: TypeAlias = Any
     Chance: TypeAlias = Any
     Part: TypeAlias = Any
+    Inner: TypeAlias = Any
     Cap: TypeAlias = Any
 else:
     Rate = Annotated[Schedule, Limit(0.0, above=True)]
@@ -80,6 +86,8 @@ else:
     """A number or schedule from 0 to 1."""
     Part = Annotated[Schedule, Limit(0.0, 1.0, above=True)]
     """A number or schedule from 0 to 1 that does not begin at 0."""
+    Inner = Annotated[Schedule, Limit(0.0, 1.0, inside=True)]
+    """A number or schedule between 0 and 1, which is never either."""
     Cap = Annotated[Schedule, Limit(0.0, math.inf, above=True)]
     """A number or schedule above 0, or inf for no bound."""
 

@@ -36,6 +36,10 @@ class Loss(NamedTuple):
     rows: Tensor | None = None
     """Number of rows that the means above are taken over, a scalar; None: the valid rows of the minibatch."""
 
+    def totals(self) -> dict[str, Tensor]:
+        """The totals by name of their optimizer; a single one is that of "all"."""
+        return self.total if isinstance(self.total, dict) else {"all": self.total}
+
 
 class Optimizer(Protocol):
     """The members of an optimizer that a Policy uses; every `torch.optim.Optimizer` has them."""

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.core.schedule import curve, over_the_run
+from penstock.learn.algorithm import Optimizers
+from penstock.learn.optimizers import Adam
 
 _FACTOR = 1.5
 ROUNDING = 1e-7
@@ -90,6 +92,11 @@ class KlRate:
         near = taken & (kl > ROUNDING) & (kl < 0.5 * self._desired)
         far = taken & (kl > 2.0 * self._desired)
         self.value.copy_(torch.where(far, less, torch.where(near, more, self.value)))
+
+    def value_for(self, optimizers: Optimizers) -> Any:
+        """The step size as optimizers take it: a number on the CPU, else the tensor where they are all ours."""
+        takes = not self.value.is_cpu and all(isinstance(x, Adam) for x in optimizers.values())
+        return self.value.float() if takes else self.value.item()
 
 
 def _in_steps(schedule: Any) -> str:

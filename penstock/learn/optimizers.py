@@ -78,6 +78,21 @@ def trainable(agent: Agent) -> list[torch.nn.Parameter]:
     return parameters
 
 
+def set_rates(optimizers: Optimizers, lr: Any = None) -> list[Any]:
+    """Sets the step size of each group of parameters to `lr` times its scale, unless `lr` is None; returns them."""
+    groups = [group for x in optimizers.values() for group in x.param_groups]
+    for group in groups if lr is not None else ():
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+    return [group.get("lr", 0.0) for group in groups]
+
+
+def changed_rates(optimizers: Optimizers, rates: list[Any]) -> dict[str, tuple[float, float]]:
+    """The step sizes that are others than those that `set_rates` returned, by optimizer: (then, now)."""
+    held = [name for name, x in optimizers.items() for _ in x.param_groups]
+    pairs = zip(held, rates, set_rates(optimizers))
+    return {name: (asked, seen) for name, asked, seen in pairs if asked is not seen and asked != seen}
+
+
 def take_step(optimizer: Optimizer, refused: bool | Tensor) -> None:
     """Steps an optimizer, unless `refused`, which leaves parameters and the optimizer's state as they are.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +12,29 @@ from torch import Tensor
 
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.example_step import check_heads
-from penstock.agents.parameters import misfit
-from penstock.agents.preparation import ObsNormalizer
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.errors import CheckpointError, ConfigError, NonFiniteError
+from penstock.core.errors import ConfigError
 from penstock.core.noise import Purpose, derived_seed, generator, uniform
-from penstock.core.protocols import require_call
-from penstock.core.schedule import at_progress, check_schedules
+from penstock.core.schedule import at_progress
 from penstock.core.spec import BatchSpec, EnvSpec, describe
-from penstock.core.tree import Tree, tree_leaves
-from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, Optimizers, PostprocessFn, ReplayFn
+from penstock.core.tree import Tree
+from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.clock import Clock, KlRate
 from penstock.learn.comm import SINGLE, Comm
 from penstock.learn.export.files import export_policy
 from penstock.learn.generator import OwnGenerator
-from penstock.learn.optimizers import Adam, take_step
+from penstock.learn.optimizers import changed_rates, set_rates, take_step
 from penstock.learn.policy_file import save_policy
 from penstock.learn.predict import predict
 from penstock.learn.reduction import GradientAllReduce, check_alike, check_built_alike
 from penstock.learn.rows.postprocess import postprocessed
 from penstock.learn.slot_partition import SlotPartition, watches
-from penstock.learn.step.checks import check_newcomers, check_optimizers, held_by_none
-from penstock.learn.step.gradients import (
-    NormGroups,
-    Norms,
-    copies,
-    first_wrong,
-    judged,
-    measured,
-    read,
-    set_gradients,
-    sizes_of,
-)
-from penstock.learn.step.groups import load_optimizers, no_decay, taking_groups_of
-from penstock.replay.replay import ReplaySchedule
+from penstock.learn.step.checks import check_newcomers, check_optimizers, check_parts, held_by_none, made_replay
+from penstock.learn.step.gradients import NormGroups, UpdateCount, copies, judged, measured, set_gradients, sizes_of
+from penstock.learn.step.state import load_parameters, load_state, state_of, taking_settings
 
-_SKIPS_IN_A_ROW = 10
-_UNREAD = 256
-"""Updates on a device whose flags may wait to be read: batches have fewer; a loop of your own may call nothing else."""
 _MEASURED_EVERY = 16
 """Gradient steps between measurements of the update's size, which copy the parameters."""
-_EVER = 1 << 62
-"""More environment steps than any run has."""
 
 
 class Policy:
@@ -88,20 +68,7 @@ class Policy:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        if isinstance(settings, type) or not is_dataclass(settings):
-            raise ConfigError(
-                f"Policy got settings {settings!r:.80}; expected an instance of a frozen dataclass, as ps.PPO() is one"
-            )
-        check_schedules(settings)
-        require_call("agent_fn", agent_fn, "spec", "settings", returns="a penstock.Agent")
-        require_call("postprocess_fn", postprocess_fn, "agent", "batch", "settings", returns="a penstock.TrainBatch")
-        require_call("loss_fn", loss_fn, "agent", "minibatch", "settings", returns="a penstock.Loss")
-        require_call("optimizer_fn", optimizer_fn, "agent", "settings", returns="optimizers by name")
-        if not all(leaf.size for leaf in tree_leaves(spec.action)):
-            raise ConfigError(
-                f"an action without elements, {describe(spec.action)}; expected at least one in each array: give the "
-                "space another shape, or leave the empty part out by a wrapper"
-            )
+        check_parts(settings, spec, agent_fn, postprocess_fn, loss_fn, optimizer_fn)
         self.spec, self.seed = spec, seed
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
         self.standardize = tuple(standardize)
@@ -115,7 +82,8 @@ class Policy:
         """The settings as given, with their schedules."""
         self.settings = at_progress(settings, 0.0)
         """The settings with every schedule at its present value."""
-        self._scheduled = self.settings is not settings
+        self.scheduled = self.settings is not settings
+        """True if some setting is a schedule."""
         with OwnGenerator(derived_seed(seed, Purpose.INIT)):
             agent = agent_fn(spec, self.settings)
         check_agent_members(agent)
@@ -125,37 +93,27 @@ class Policy:
         check_optimizers(self.optimizers)
         self._left_out: list[torch.nn.Parameter] | None = held_by_none(self.agent, self.optimizers)
         """Parameters in no optimizer; None once the first loss was checked for newly added ones."""
-        self.replay_schedule = None if replay_fn is None else replay_fn(self.agent, self.settings)
+        self.replay_fn = replay_fn
+        self.replay_schedule = None if replay_fn is None else made_replay(replay_fn, self.agent, self.settings)
         """The replay to train on and how much, None for training on the batches themselves."""
-        if replay_fn is not None:
-            if not isinstance(schedule := self.replay_schedule, ReplaySchedule):
-                raise ConfigError(f"replay_fn returned {type(schedule).__name__}; expected a penstock.ReplaySchedule")
-            schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in self.agent.modules())
-        self._replay_fn = replay_fn
         self.rate = KlRate.of(settings, self.device)
         """The step size that adapts to the KL divergence; None for any other."""
-        self._rates = self._group_rates()  # as last set here
+        self._rates = set_rates(self.optimizers)  # as last set here
         self.version = 0
         """Training steps finished: the number that samples are stamped with."""
-        self.updates = 0
-        """Gradient steps taken."""
-        self.skipped = 0
-        """Gradient steps refused because loss or gradient was not finite."""
+        self.update_count = UpdateCount()
         self.stale_rows = 0
         """Rows left out because they were older than `settings.max_lag`."""
-        self._skips_in_a_row = self._predictions = 0
-        self._unread: list[tuple[Norms, Any]] = []
-        """Updates on a device since `settle`, each with its metrics."""
-        self._refused: list[Any] = []
-        """The metrics of those that `settle` has found not taken and not yet returned."""
+        self.predictions = 0
+        """Stochastic calls of `predict`, which number its noise."""
         self._groups = NormGroups()
         self.counts_rows = False  # minibatches are sized by valid rows, see `Policies.min_rows`
         self.teacher, self.teacher_digest = "", ""
         """The dataset or policy that the algorithm imitates, and its digest, which a checkpoint must agree with."""
         self.told_of_rates = False  # warned of a step size changed in `param_groups`
         self.images_looked_at = False  # once training has checked the scale of images
-        self.progress, self._env_steps = 0.0, 0
-        """The fraction of the run that schedules were last set to."""
+        self.progress, self.env_steps = 0.0, 0
+        """The fraction of the run, and its environment steps, that schedules were last set to."""
         self.renews_noise = type(self.agent).renew_noise is not Agent.renew_noise and self.agent.is_noisy
         """True if the agent has noisy layers; each gradient step from replay then draws new noise."""
         self._explores = type(self.agent).set_exploration is not Agent.set_exploration
@@ -167,6 +125,16 @@ class Policy:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return next(iter(self.optimizers.values())).param_groups[0]["params"][0].device
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps taken."""
+        return self.update_count.taken
+
+    @property
+    def skipped(self) -> int:
+        """Gradient steps refused because loss or gradient was not finite."""
+        return self.update_count.skipped
 
     @property
     def recurrent(self) -> bool:
@@ -182,30 +150,21 @@ class Policy:
 
     def move_schedules(self, progress: float, env_steps: int = 0) -> None:
         """Like `set_progress`, but does not change who counts the steps."""
-        self.progress, self._env_steps = progress, env_steps
+        self.progress, self.env_steps = progress, env_steps
         steps = env_steps if self.replay_schedule is None else self.replay_schedule.collected
-        if self._scheduled:
+        if self.scheduled:
             self.settings = at_progress(self.algorithm, progress, steps, self.settings)
             lr = getattr(self.settings, "lr", None)
             if lr is not None and self.rate is None:
-                self._set_rates(lr)
+                self.set_rates(lr)
             if self.replay_schedule is not None and (discount := getattr(self.settings, "discount", None)) is not None:
                 self.replay_schedule.replay.set_discount(discount)
         if self._explores:
             self.agent.set_exploration(self.settings, steps)
 
-    def _set_rates(self, lr: Any) -> None:
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group.get("lr_scale", 1.0)
-        self._rates = self._group_rates()
-
-    def _set_kl_rate(self) -> None:
-        """The present step size to the optimizers: a number on the CPU, else the tensor where they take it."""
-        assert self.rate is not None
-        value = self.rate.value
-        takes = not value.is_cpu and all(isinstance(x, Adam) for x in self.optimizers.values())
-        self._set_rates(value.float() if takes else value.item())
+    def set_rates(self, lr: Any = None) -> None:
+        """Sets the step size of every group to `lr` times its scale; None: to the one of the KL divergence, if any."""
+        self._rates = set_rates(self.optimizers, lr if self.rate is None else self.rate.value_for(self.optimizers))
 
     def taking_settings_of(self, twin: Policy) -> Callable[[], None]:
         """A function that gives this policy another one's settings and keeps what it has learned.
@@ -216,43 +175,17 @@ class Policy:
         Raises:
             ConfigError: the settings would need other networks or optimizers, or a larger replay.
         """
-        own, theirs = ({name: p.shape for name, p in x.agent.named_parameters()} for x in (self, twin))
-        if own != theirs:
-            raise ConfigError("the change needs other networks; start anew with it, init=RUN (--init)")
-        made = twin.optimizer_fn(self.agent, twin.settings)
-        take_groups = taking_groups_of(self.optimizers, made, no_decay(self.settings) != no_decay(twin.settings))
-        fresh = None if self._replay_fn is None else self._replay_fn(self.agent, twin.settings)
-
-        def take() -> None:
-            if getattr(self.algorithm, "lr", None) != getattr(twin.algorithm, "lr", None):
-                self.rate = twin.rate
-            self.algorithm, self._scheduled = twin.algorithm, twin._scheduled
-            self.epochs, self.minibatch = twin.epochs, twin.minibatch
-            self.max_grad_norm, self.standardize = twin.max_grad_norm, twin.standardize
-            self.settings = twin.settings
-            take_groups()
-            self._rates = self._group_rates()
-            if self.rate is not None:
-                self._set_kl_rate()
-            if fresh is not None and self.replay_schedule is not None:
-                self.replay_schedule.take_settings_of(fresh)
-            self.move_schedules(self.progress, self._env_steps)
-
-        return take
+        return taking_settings(self, twin)
 
     @property
     def rates_changed(self) -> dict[str, tuple[float, float]]:
         """Step sizes changed in `param_groups`, by optimizer: (set by settings, now)."""
-        now = self._group_rates()
-        pairs = zip([name for name, x in self.optimizers.items() for _ in x.param_groups], self._rates, now)
-        return {name: (asked, seen) for name, asked, seen in pairs if asked is not seen and asked != seen}
-
-    def _group_rates(self) -> list[float]:
-        return [group.get("lr", 0.0) for x in self.optimizers.values() for group in x.param_groups]
+        return changed_rates(self.optimizers, self._rates)
 
     def act_only(self) -> None:
         """Sets exploration to that of a run's end, for a policy that is never trained."""
-        self.agent.set_exploration(at_progress(self.algorithm, 1.0, _EVER, self.settings), _EVER)
+        ever = 1 << 62  # more environment steps than any run has
+        self.agent.set_exploration(at_progress(self.algorithm, 1.0, ever, self.settings), ever)
 
     def prepare(self, batch: BatchSpec, info: Tree = None) -> None:
         """Allocates what batches of this shape need, so that bad settings fail before collection.
@@ -317,13 +250,13 @@ class Policy:
             if (loss := judged(reduction.loss)).stop:
                 return loss
         refused = norms.refused
-        if not isinstance(refused, Tensor) and self._skips(norms.numbers):
+        if not isinstance(refused, Tensor) and self.update_count.skips(norms.numbers):
             return None
-        stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else self.optimizers)}
+        stepped = {x: self.optimizers[x] for x in (loss.total if isinstance(loss.total, dict) else ("all",))}
         before = {} if self.updates % _MEASURED_EVERY else copies(stepped)
         if self.rate is not None:
             self.rate.follow(loss.metrics.get("kl", loss.metrics["approx_kl"]), refused)
-            self._set_kl_rate()
+            self.set_rates()
         for optimizer in stepped.values():
             if isinstance(refused, Tensor):
                 take_step(optimizer, refused)
@@ -331,11 +264,7 @@ class Policy:
                 optimizer.step()
         if isinstance(loss.metrics, Mapping):
             loss = loss._replace(metrics={**loss.metrics, **measured(norms.of, sizes_of(before, stepped))})
-        self.updates += 1
-        if isinstance(refused, Tensor):
-            self._unread.append((norms, loss.metrics))
-            if len(self._unread) >= _UNREAD:
-                self.count_skipped()
+        self.update_count.take(norms, loss.metrics, on_device=isinstance(refused, Tensor))
         if not (alone or self._compared):
             check_alike(self.comm, self.agent)
             self._compared = True
@@ -350,36 +279,7 @@ class Policy:
         Raises:
             NonFiniteError: as `learn_on_batch`.
         """
-        unread, self._unread = self._unread, []
-        refused, self._refused = self._refused, []
-        found = iter(read([*(x for norms, _ in unread for x in norms.numbers), *others]))
-        self.updates -= len(unread)
-        for norms, metrics in unread:
-            if self._skips([next(found) for _ in norms.numbers]):
-                refused.append(metrics)
-            else:
-                self.updates += 1
-        return refused, list(found)
-
-    def count_skipped(self) -> int:
-        """Counts the updates that were not taken up to now, all of them; waits for a device. Raises as `settle`."""
-        self._refused = self.settle()[0]
-        return self.skipped
-
-    def _skips(self, numbers: Sequence[Any]) -> bool:
-        """Counts an update, by its loss and norms, as taken or skipped. Raises NonFiniteError at the tenth in a row."""
-        wrong = first_wrong(numbers)
-        if wrong is None:
-            self._skips_in_a_row = 0
-            return False
-        self.skipped += 1
-        self._skips_in_a_row += 1
-        if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
-            raise NonFiniteError(
-                f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong}); the last that "
-                f"counted was number {self.updates}; lower lr, or use net.normalize_obs, net.normalize_reward"
-            )
-        return True
+        return self.update_count.settle(others)
 
     def join(self, comm: Comm) -> None:
         """Trains with other ranks from now on: each with its slots, all with equal parameters (checked).
@@ -439,8 +339,8 @@ class Policy:
         """
 
         def noise(rows: int) -> Tensor:
-            draws = uniform(self.seed, Purpose.PREDICT, self._predictions, slice(0, rows), 1, self.agent.noise_size)
-            self._predictions += 1
+            draws = uniform(self.seed, Purpose.PREDICT, self.predictions, slice(0, rows), 1, self.agent.noise_size)
+            self.predictions += 1
             return torch.from_numpy(draws[0])
 
         how = None if deterministic else noise
@@ -482,23 +382,7 @@ class Policy:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimizers and counters: plain Python and tensors."""
-        self.count_skipped()
-        return {
-            "agent": self.agent.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "counters": {
-                "version": self.version,
-                "updates": self.updates,
-                "skipped": self.skipped,
-                "skips_in_a_row": self._skips_in_a_row,
-                "predictions": self._predictions,
-                "stale_rows": self.stale_rows,
-                "env_steps": self.clock.env_steps,
-                **({} if self.rate is None else {"rate": self.rate.value.item()}),
-                **({"teacher": self.teacher_digest} if self.teacher else {}),
-            },
-            **({} if self.replay_schedule is None else {"experience": self.replay_schedule.state_dict()}),
-        }
+        return state_of(self)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """The state's large arrays (the replay's), as views of live memory."""
@@ -506,44 +390,8 @@ class Policy:
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> None:
         """Inverse of `state_dict` and `arrays`. Raises CheckpointError if networks or replay differ."""
-        if missing := [key for key in ("agent", "optimizers", "counters") if key not in state]:
-            seen = f"a policy's state has {', '.join(list(state)[:5]) or 'nothing'} and no {' and no '.join(missing)}"
-            raise CheckpointError(f"{seen}; expected one of state_dict(); parameters alone go into load_parameters()")
-        if (taught := state["counters"].get("teacher", "")) != self.teacher_digest:
-            raise CheckpointError(
-                f"{self.teacher or 'the teacher'} is {self.teacher_digest[:12] or 'missing'}, and the checkpoint was "
-                f"written with {taught[:12] or 'none'} (sha256): it has changed, so the run cannot go on as if it had "
-                "not stopped; put the old one back, or start anew with --init"
-            )
-        self.load_parameters(state["agent"])
-        self._unread, self._refused = [], []
-        load_optimizers(self.optimizers, state["optimizers"], self._otherwise_grouped)
-        counters = state["counters"]
-        self.version, self.updates, self.skipped = counters["version"], counters["updates"], counters["skipped"]
-        self._skips_in_a_row, self._predictions = counters["skips_in_a_row"], counters["predictions"]
-        self.stale_rows = counters.get("stale_rows", 0)  # checkpoints before 0.2 have none
-        self.clock.env_steps = counters.get("env_steps", 0)
-        if self.rate is not None and "rate" in counters:  # else the run began with another lr
-            self.rate.value.fill_(counters["rate"])
-            self._set_kl_rate()
-        if self.replay_schedule is not None:
-            self.replay_schedule.load_state_dict(state["experience"], arrays or {})
-        if self.clock.env_steps:
-            self.move_schedules(self.clock.progress, self.clock.env_steps)
-
-    def _otherwise_grouped(self) -> Optimizers | None:
-        """Optimizers with groups as if `weight_decay` were switched on or off, None of settings that have none."""
-        own: Any = self.settings
-        if not hasattr(own, "weight_decay"):
-            return None
-        return self.optimizer_fn(self.agent, replace(own, weight_decay=float(no_decay(own))))
+        load_state(self, state, arrays or {})
 
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Loads only networks and normalisers, for a warm start. Raises CheckpointError if they do not fit."""
-        try:
-            self.agent.load_state_dict(dict(parameters))
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the stored parameters do not fit this agent, {misfit(self.agent.state_dict(), parameters)}; "
-                "were net (its widths, net.norm, net.block), spaces or the algorithm changed?"
-            ) from error
+        load_parameters(self.agent, parameters)

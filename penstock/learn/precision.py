@@ -178,13 +178,13 @@ class Compiler:
 
 def _shapes(rows: Any, result: Any) -> Any:
     """Key of a compiled function: the shapes of its rows, and the names of the totals of its loss."""
-    totals = tuple(result.total) if isinstance(result, Loss) and isinstance(result.total, dict) else ()
+    totals = tuple(result.totals()) if isinstance(result, Loss) else ()
     return totals, *(tuple(x.shape) for x in tree_leaves(rows) if isinstance(x, Tensor))
 
 
 def _rehearse(agent: torch.nn.Module, loss: Loss) -> None:
     """Runs the backward pass of a new shape once, which compiles it here, where a failure does no harm."""
     parameters = [p for p in agent.parameters() if p.requires_grad]
-    for total in loss.total.values() if isinstance(loss.total, dict) else (loss.total,):
+    for total in loss.totals().values():
         if total.requires_grad and total.numel() == 1:
             torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
+from torch import Tensor, nn
+
 from penstock.agents.actor_critic import actor_critic
-from penstock.agents.agent import Agent
+from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.networks import Net
+from penstock.core.batch import TrainBatch
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positive, Rate, Whole, check_settings
 from penstock.core.protocols import require_call
 from penstock.core.spec import BatchSpec, EnvSpec
-from penstock.learn.algorithm import AgentFn, LossFn, OptimizerFn, PostprocessFn, ReplayFn
+from penstock.learn.algorithm import AgentFn, Loss, LossFn, OptimizerFn, PostprocessFn, ReplayFn
 from penstock.learn.optimizers import OptimizerName
 from penstock.learn.policy import Policy
 from penstock.learn.step.groups import decayed_weights, scaled_groups
@@ -24,6 +27,12 @@ from penstock.replay.settings import ReplaySettings
 
 def _chosen_agent(spec: EnvSpec, cfg: Settings) -> Agent:
     return cfg.agent(spec, cfg)
+
+
+def _begun_anew(part: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Takes parameters of an agent without the part, too, such as those of a BC run for GAIL: it begins anew."""
+    if not any(name.startswith(prefix) for name in state):
+        state.update({prefix + name: x.detach() for name, x in part.state_dict().items()})
 
 
 class AlgorithmFunctions(NamedTuple):
@@ -37,6 +46,39 @@ class AlgorithmFunctions(NamedTuple):
     agent: AgentFn = _chosen_agent
     """Makes the agent; by default `settings.agent` does. Algorithms that add to that agent have a function of their
     own."""
+
+    def with_part(
+        self,
+        name: str,
+        module: Callable[[Agent, EnvSpec, Any], nn.Module],
+        postprocess: Callable[..., TrainBatch],
+        loss: Callable[..., Loss],
+    ) -> AlgorithmFunctions:
+        """These functions with a part around them, such as RND or GAIL's discriminator.
+
+        A run with the part may start from one without it, and one without from one that has it (`init`).
+
+        Args:
+            name: of the agent's submodule that `module` makes from (agent, spec, settings).
+            postprocess, loss: as an algorithm's, with the function that they are around as first argument.
+        """
+
+        def agent_fn(spec: EnvSpec, cfg: Any) -> Agent:
+            agent = self.agent(spec, cfg)
+            check_agent_members(agent)
+            part = module(agent, spec, cfg)
+            part.register_load_state_dict_pre_hook(_begun_anew)
+            agent.add_module(name, part)
+            agent.parts = (*agent.parts, name)
+            return agent
+
+        def postprocess_fn(agent: Agent, batch: Any, cfg: Any) -> TrainBatch:
+            return postprocess(self.postprocess, agent, batch, cfg)
+
+        def loss_fn(agent: Agent, x: TrainBatch, cfg: Any) -> Loss:
+            return loss(self.loss, agent, x, cfg)
+
+        return self._replace(agent=agent_fn, postprocess=postprocess_fn, loss=loss_fn)
 
 
 @dataclass(frozen=True)
@@ -104,7 +146,9 @@ class Settings:
         Args:
             total_steps: environment steps that schedules run over in a loop of one's own; a run says it by itself.
         """
-        policy = self.policy(self.functions, spec, seed, device)
+        part = getattr(self, "rnd", None)
+        functions = self.functions if part is None else part.added_to(self.functions)
+        policy = self.policy(functions, spec, seed, device)
         policy.clock.begin(total_steps)
         return policy
 
@@ -113,8 +157,6 @@ class Settings:
         require_call("agent", self.agent, "spec", "settings", returns="a penstock.Agent")
         require_call("optimizer_fn", functions.optimizer, "agent", "settings", returns="optimizers by name")
         optimizer = decayed_weights(functions.optimizer)
-        if (part := getattr(self, "rnd", None)) is not None:
-            functions = part.added_to(functions)
         return Policy(
             self,
             spec,

@@ -195,7 +195,7 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
         if loss is None:
             continue
         if loss.priorities is not None and replay.settings.index == "prioritized":
-            if policy.count_skipped() > skipped:  # the priorities are waited for anyway
+            if policy.update_count.settled() > skipped:  # the priorities are waited for anyway
                 continue
             replay.update_priorities(drawing, loss.priorities.cpu().numpy())
         if schedule.after_update is not None and not loss.stop:

@@ -172,7 +172,7 @@ def test_distributions_of_the_target_are_not_sampled_from():
     with torch.no_grad():
         for x in policy.agent.get_submodule("target_policy").parameters():
             x.fill_(7.0)
-    policy._predictions = 0  # pyright: ignore
+    policy.predictions = 0
     assert (policy.predict(obs, deterministic=False) == before[0]).all()
     after: Output = policy.agent(Inputs(torch.from_numpy(obs), None, None, None))
     assert isinstance(after.dist, Categorical)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 import penstock as ps
-from penstock.agents.parameters import parameters_digest
+from penstock.agents.parameters import parameters_digest, parameters_of, tensors_of
 from penstock.algos.dagger import GuidedAgent
 from penstock.core.batch import Inputs
 from penstock.core.spec import LeafSpec
@@ -91,6 +93,64 @@ def test_learner_and_expert_go_where_the_agent_goes() -> None:
     assert agent.expert is not None
     assert {x.dtype for part in (agent.learner, agent.expert) for x in part.parameters()} == {torch.float64}
     assert set(ps.DAgger(net=SMALL).build(SPEC).agent.norm_groups()) == {"actor", "critic"}
+
+
+def test_guide_and_learner_hold_one_state_and_so_do_their_copies() -> None:
+    policy = TaughtDAgger(net=SMALL).build(SPEC)
+    agent: Any = policy.agent
+    hooked: list[Any] = []
+    agent.learner.register_load_state_dict_pre_hook(lambda module, *_: hooked.append(module))
+    noise, probe = torch.full((2, agent.noise_size), 0.25), rows(2)
+    for other in (copy.deepcopy(agent), cloudpickle.loads(cloudpickle.dumps(agent))):
+        before = [x.clone() for x in agent.state_dict().values()]
+        assert other.state_dict().keys() == other.learner.state_dict().keys() == agent.state_dict().keys()
+        assert torch.equal(other.act(probe, None, noise)[0], agent.act(probe, None, noise)[0])
+        other.load_state_dict({name: x + 1.0 for name, x in agent.state_dict().items()}, assign=True)
+        assert [id(x) for x in other.parameters()] == [id(x) for x in other.learner.parameters()]
+        assert not torch.equal(other(probe).value, agent(probe).value) and other.taught
+        assert torch.equal(other(probe).value, other.learner(probe, None).value) and other.expert is not agent.expert
+        assert all(torch.equal(x, y) for x, y in zip(before, agent.state_dict().values(), strict=True))
+    agent.load_state_dict(agent.state_dict())
+    assert hooked[-1] is agent.learner and len({id(x) for x in parameters_of(agent).values()}) == len(tensors_of(agent))
+
+
+def test_every_member_of_an_agent_is_the_learners_or_needs_no_learner() -> None:
+    """Those of actors and critics ask `preparation`, which is the learner's; only losses without replay ask the rest."""
+    asked = {
+        "prepared",
+        "for_critic",
+        "mask",
+        "unless_stuck",
+        "scaled_reward",
+        "values",
+        "needs_statistics",
+        "central",
+        "parts",
+    }
+    acting = {"by_kernel", "evaluates_with_noise"}
+    members = {name for name in {*vars(ps.Agent), *ps.Agent.__annotations__} if not name.startswith("_")}
+    assert members - {*vars(GuidedAgent), *vars(GuidedAgent(Says(10.0, 1)))} == asked | acting
+
+
+def test_noise_of_a_noisy_learner_is_renewed() -> None:
+    class Noisy(Says):
+        def renew_noise(self, rng: np.random.Generator) -> None:
+            self.number.data.fill_(3.0)
+
+    agent = GuidedAgent(Noisy(1.0, 1))
+    agent.renew_noise(np.random.default_rng(0))
+    assert agent.is_noisy and agent.number.item() == 3.0 and not GuidedAgent(Says(1.0, 1)).is_noisy  # pyright: ignore
+
+
+@pytest.mark.usefixtures("forked")
+def test_workers_that_were_started_without_the_expert_say_so() -> None:
+    """Their labels would be null actions."""
+    algo = ps.DAgger(net=SMALL)
+    sampler, policy = live(algo, Match, settings=ps.CpuSampler(8, 4, workers=2))
+    algo.teach(policy, ps.PPO(net=SMALL).build(sampler.spec))
+    with pytest.raises(ps.PenstockError, match=r"DAgger was taught after sampler\.initialize"):
+        sampler.obtain_samples(0)
+    sampler.shutdown()
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])

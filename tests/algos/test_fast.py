@@ -14,6 +14,7 @@ from penstock import ops
 from penstock.algos import sac, td3
 from penstock.core.batch import Inputs, TrainBatch
 from penstock.core.errors import ConfigError
+from penstock.core.schedule import at_progress
 from penstock.core.spec import EnvSpec, LeafSpec
 from penstock.testing.samplers import bits
 from tests.params import slow_but
@@ -137,7 +138,8 @@ def test_noise_is_spread_over_the_slots() -> None:
             unit = agent.act(x, None, noise)[0] / 2.0
             torch.testing.assert_close(unit - point, 0.5 * torch.tensor(spread).unsqueeze(1), rtol=1e-4, atol=1e-5)
         assert torch.equal(agent.act(x, None, None)[0], agent.box.to_env(point))
-        agent.set_exploration(replace(cfg, exploration_noise=0.05), 10**6)  # a schedule's end, below the low one
+        falling = at_progress(replace(cfg, exploration_noise="linear(0.5, 0.05)"), 1.0)  # to below the low one
+        agent.set_exploration(falling, 10**6)
         agent.set_slots(3)
         torch.testing.assert_close(
             agent.act(x, None, noise)[0] / 2.0 - point, torch.full((6, 1), 0.025), rtol=1e-3, atol=1e-5
@@ -207,6 +209,12 @@ def test_targets_move_as_often_as_asked() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
+    for noise in (0.1, "linear(0.1, 0.05)"):
+        with pytest.raises(
+            ConfigError, match=r"exploration_noise_low=0.2, exploration_noise=.*0.1.*expected a low one"
+        ):
+            ps.TD3(exploration_noise_low=0.2, exploration_noise=noise)
+    ps.TD3(exploration_noise_low=0.2, exploration_noise="linear(0.3, 0.1)")  # all slots alike from there on
     for algo in (ps.TD3, ps.SAC):
         with pytest.raises(ConfigError, match=r"v_min=1.0, v_max=1.0; expected v_min < v_max"):
             algo(v_min=1.0, v_max=1.0)

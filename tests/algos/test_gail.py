@@ -15,7 +15,7 @@ import torch
 
 import penstock as ps
 from penstock.algos import gail
-from penstock.algos.gail import Demonstrations, loss_fn, reward_of
+from penstock.algos.gail import Demonstrations, reward_of, with_discriminator
 from penstock.core.batch import Inputs
 from penstock.core.spec import LeafSpec
 from penstock.datasets.episode import Episode
@@ -32,9 +32,12 @@ QUIET: dict[str, Any] = {"progress": "off", "eval_episodes": 1}
 
 
 class Alone(ps.GAIL):
-    """GAIL whose inner loss is nothing, so that the discriminator's can be read."""
+    """GAIL around a loss that is nothing, so that the discriminator's can be read."""
 
-    inner = AlgorithmFunctions(lambda agent, batch, cfg: None, lambda agent, x, cfg: Loss({}, {}), ps.adam)  # pyright: ignore
+    functions = with_discriminator(AlgorithmFunctions(None, lambda agent, x, cfg: Loss({}, {}), ps.adam))  # pyright: ignore
+
+
+loss_fn = Alone.functions.loss
 
 
 def linear(**settings: Any) -> tuple[Any, ps.GAIL]:
@@ -196,9 +199,8 @@ def test_the_discriminator_finds_its_optimum() -> None:
 @pytest.mark.parametrize("inner", [ps.PPO, ps.A2C])
 def test_the_demonstrated_arm_is_pulled_though_it_pays_less(inner: Any) -> None:
     class Imitating(ps.GAIL):
-        pass
+        functions = with_discriminator(inner.functions)
 
-    Imitating.inner = inner.functions
     sampler = ps.SerialSampler(T=16, B=8).build(Bandit, 0)
     algo = Imitating(lr=1e-2, discriminator_lr=1e-2, epochs=2, minibatch=64, net=SMALL)
     policy = algo.build(sampler.spec, seed=0)
@@ -281,6 +283,8 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, monke
     for net in (ps.Net(prev_reward=True), ps.Net(normalize_reward=True), ps.Net(clip_reward=True)):
         with pytest.raises(ps.ConfigError, match="which are of the environment's reward"):
             ps.GAIL(net=net)
+    with pytest.raises(ps.ConfigError, match=r"agent_fn returned Linear; expected a penstock\.Agent"):
+        ps.GAIL(agent=lambda spec, cfg: torch.nn.Linear(1, 1)).build(SPEC)  # pyright: ignore
     with pytest.raises(ps.ConfigError, match="whose reward is of what is new"):
         ps.GAIL(rnd=ps.RND())
     with pytest.raises(ps.ConfigError, match="expected one observation for actor, critic and discriminator"):

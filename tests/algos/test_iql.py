@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -129,5 +130,9 @@ def test_parts_of_an_observation_are_refused() -> None:
     spec = EnvSpec({"a": OBS, "b": OBS}, LeafSpec("discrete", (), "int64", sizes=(2,)))
     with pytest.raises(ConfigError, match=r"net.actor_keys=\('a',\).*env_drop"):
         ps.IQL(net=ps.Net(actor_keys=("a",))).build(spec)
-    with pytest.raises(ConfigError, match=r"expectile=1.5; expected 0 to 1"):
-        ps.IQL(expectile=1.5)
+    for expectile in (0.0, 1.0, 1.5, "linear(0.5, 1)"):  # at 0 and 1 the losses know one side alone
+        with pytest.raises(
+            ConfigError, match=rf"expectile={re.escape(str(expectile))}; expected more than 0, less than 1"
+        ):
+            ps.IQL(expectile=expectile)
+    assert ps.IQL(expectile="linear(0.5, 0.99)").expectile == "linear(0.5, 0.99)"

@@ -259,6 +259,11 @@ def test_main_answers_for_any_agent(agent: str | None) -> None:
     assert policies.predict(obs, agent=agent) == policies["main"].predict(obs)
 
 
+def test_an_intrinsic_reward_is_mains_alone() -> None:
+    _, agent, main = selves(SelfPlay(ps.PPO(rnd=ps.RND(features=4, net=ps.Net(hidden=(8,)))), pool=1))
+    assert hasattr(main, "rnd") and not any("rnd" in name for name in agent.state_dict())
+
+
 def test_main_plays_both_sides_and_what_is_no_game_of_two_is_refused() -> None:
     sides = Sides(("x", "y"))
     dealt = [(sides("x", 0, seed), sides("y", 0, seed)) for seed in range(4)]

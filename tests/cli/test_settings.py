@@ -71,6 +71,9 @@ HINTS = {
     "--sampler.groups": "it is --sampler.groups of --sampler cpu, gpu, alternating",
     "--buffer-size": "it is --algo.replay.capacity of ps.ReplaySettings",
     "--algo.replay.dataset": "--algo.replay is of ps.BootDQN, ps.CQL, ",
+    "--algo.rnd.ceof": "did you mean --algo.rnd.coef?",
+    "--algo.rnd.net.hiden": "did you mean --algo.rnd.net.hidden?",
+    "--algo.rnd.foo": "--algo.rnd.X is one of coef, extrinsic_coef, discount, share, clip, features",
 }
 
 

@@ -49,6 +49,8 @@ def test_help_is_short_and_grouped_and_whole_on_demand(algo: str, cli: Cli) -> N
     assert "--algo.alpha" not in cli("train", "ppo", "--help-all").out
     for option in ("--algo.net.actor_hidden", "--algo.net.critic_hidden", "--algo.net.encoder"):
         assert option in short.out or option not in every
+    optional = {"--algo.rnd.coef NUMBER", "--algo.rnd.net.hidden INT"} if "--algo.rnd" in every else set[str]()
+    assert {*optional, "--sampler.inner.affinity.server INT"} <= set(re.findall(r"^  (--\S+ \S+)", whole.out, re.M))
     assert "--env-mask" not in short.out and "--env-mask" in whole.out and "--algo.agent" in whole.out
 
 

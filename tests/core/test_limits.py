@@ -15,6 +15,7 @@ from penstock.core.limits import (
     Bound,
     Chance,
     Count,
+    Inner,
     Limit,
     NotNegative,
     Number,
@@ -43,6 +44,7 @@ class Every:
     rate: Rate = 1e-3
     weight: Weight = 0.0
     chance: Chance = 0.5
+    inner: Inner = 0.5
     widths: tuple[Count, ...] = (1, 2)
     some: Positive | None = None
     word: Positive | Literal["auto"] = "auto"
@@ -67,6 +69,12 @@ class Every:
         ("rate", [1e-3, "linear(1, 0)", "0.5"], [0.0, "linear(0, 1)", "linear(1, -1)", "0"], "more than 0"),
         ("weight", [0.0, "linear(0, 1)"], [-1.0, "cosine(1, -1)"], "0 or more"),
         ("chance", [0.0, "linear(1, 0.1, steps=10)"], ["linear(1.5, 0)", 2.0], "0 to 1"),
+        (
+            "inner",
+            [0.1, "linear(0.9, 0.1)"],
+            [0.0, 1.0, "linear(0.5, 1)", "linear(0, 0.5)"],
+            "more than 0, less than 1",
+        ),
         ("widths", [(), (3,)], [(3, 0), (-1,)], "1 or more"),
         ("some", [None, 2.0], [0.0], "more than 0"),
         ("word", ["auto", 2.0], [0.0, -1.0], "more than 0"),

@@ -84,6 +84,20 @@ def ppo_policy(obs: Any, action: Any, seed: int = 0, **net: Any) -> Policy:
     return PPO(net=Net(**{"hidden": (16,), **net})).build(EnvSpec(obs, action), seed)
 
 
+def test_one_total_steps_the_optimizer_all_alone():
+    """Of another optimizer an old gradient may be left, from a loss that had a total for it."""
+
+    def apart(agent: Any, cfg: Any) -> Any:
+        return {"all": torch.optim.SGD([agent.weight], lr=0.1), "other": torch.optim.SGD([agent.bias], lr=0.1)}
+
+    policy = line_policy(optimizer_fn=apart)
+    agent: Any = policy.agent
+    before = agent.weight.item(), agent.bias.item()
+    agent.bias.grad = torch.ones(1)
+    policy.learn_on_batch(line_batch())
+    assert agent.weight.item() != before[0] and agent.bias.item() == before[1]
+
+
 # --- building
 
 

@@ -277,6 +277,7 @@ def test_what_resume_is_told_counts_for_more_and_from_then_on(tmp_path: Path) ->
 REFUSED: dict[str, tuple[Any, str]] = {
     "groups": ({"algo.lr_scales": {"actor.*": 0.1}}, "needs other optimizers"),
     "networks": ({"algo.net.hidden": (9,)}, r"algo\.net\.hidden cannot change"),
+    "part": ({"algo.rnd.coef": 0.5}, r"algo\.rnd\.coef cannot change"),
     "net": ({"algo.net": ps.Net()}, r"algo\.net cannot change"),
     "algo": ({"algo": ps.PPO()}, "algo cannot change"),
     "optimizer": ({"algo.optimizer": "rmsprop"}, "cannot change"),

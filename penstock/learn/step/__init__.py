@@ -1,1 +1,1 @@
-"""Parts of a gradient step: gradients and their norms, groups of parameters, checks, settings changed under way."""
+"""Parts of a gradient step: gradients and their norms, groups of parameters, checks, and the state between steps."""

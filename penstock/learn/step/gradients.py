@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from penstock.agents.agent import Agent
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, NonFiniteError
 from penstock.learn.algorithm import Loss, Optimizer, Optimizers
 from penstock.native import updates
+
+_SKIPS_IN_A_ROW = 10
+_UNREAD = 256
+"""Updates on a device whose flags may wait to be read: batches have fewer; a loop of your own may call nothing else."""
 
 
 class Gradients(NamedTuple):
@@ -203,6 +207,62 @@ def gradients_of(loss: Loss, optimizers: Optimizers) -> dict[str, Gradients]:
             f"every parameter of the optimizers {sorted(totals)} is frozen; expected one to train: requires_grad_(True)"
         )
     return found
+
+
+class UpdateCount:
+    """Counts updates taken, and those skipped as loss or gradient was not finite: on a device by the next wait.
+
+    Args:
+        taken, skipped: numbers of updates. in_a_row: of those skipped since the last that was taken.
+    """
+
+    def __init__(self, taken: int = 0, skipped: int = 0, in_a_row: int = 0) -> None:
+        self.taken, self.skipped, self.in_a_row = taken, skipped, in_a_row
+        self._unread: list[tuple[Norms, Any]] = []
+        """Updates on a device since `settle`, each with its metrics."""
+        self._refused: list[Any] = []
+        """The metrics of those that were found not taken and not yet returned."""
+
+    def take(self, norms: Norms, metrics: Any, on_device: bool) -> None:
+        """Counts an update as taken; on a device `settle` says whether it was."""
+        self.taken += 1
+        if on_device:
+            self._unread.append((norms, metrics))
+            if len(self._unread) >= _UNREAD:
+                self.settled()
+
+    def skips(self, numbers: Sequence[Any]) -> bool:
+        """True if an update with this loss and norms is to be skipped, and counts it. Raises at the tenth in a row."""
+        wrong = first_wrong(numbers)
+        if wrong is None:
+            self.in_a_row = 0
+            return False
+        self.skipped += 1
+        self.in_a_row += 1
+        if self.in_a_row >= _SKIPS_IN_A_ROW:
+            raise NonFiniteError(
+                f"gradients were not finite in {_SKIPS_IN_A_ROW} updates in a row (norm {wrong}); the last that "
+                f"counted was number {self.taken}; lower lr, or use net.normalize_obs, net.normalize_reward"
+            )
+        return True
+
+    def settle(self, others: Iterable[Any] = ()) -> tuple[list[Any], list[float]]:
+        """The body of `Policy.settle`."""
+        unread, self._unread = self._unread, []
+        refused, self._refused = self._refused, []
+        found = iter(read([*(x for norms, _ in unread for x in norms.numbers), *others]))
+        self.taken -= len(unread)
+        for norms, metrics in unread:
+            if self.skips([next(found) for _ in norms.numbers]):
+                refused.append(metrics)
+            else:
+                self.taken += 1
+        return refused, list(found)
+
+    def settled(self) -> int:
+        """The updates skipped up to now, all of them; `settle` returns their metrics all the same."""
+        self._refused = self.settle()[0]
+        return self.skipped
 
 
 def sizes_of(before: Mapping[str, Sequence[Tensor]], optimizers: Optimizers) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ class Origin:
     algorithm: str
     spec: EnvSpec
     parameters: Mapping[str, Tensor]
+    parts: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Start:
     whole: Mapping[str, Tensor] | None = None
     sources: Mapping[str, Origin] | None = None
     """By the id of the policy that starts from it; "" for the only one."""
+    parts: frozenset[str] = frozenset()
+    """Parts of the agents of `whole`, which policies without them do not start from."""
 
     def into(self, policy: AnyPolicy) -> None:
         """Loads the parameters; policies that are not named stay as they were made.
@@ -45,7 +49,7 @@ class Start:
             ConfigError: there is no such policy here. CheckpointError: spaces or networks differ.
         """
         if self.sources is None:
-            policy.load_parameters(dict(self.whole or {}))
+            policy.load_parameters(_without(self.parts - _parts(policy), self.whole or {}, self.said))
             return
         here = by_id(policy)
         game: Any = policy if isinstance(policy.settings, SelfPlay) else None
@@ -85,7 +89,7 @@ def read_start(init: Init, algo: object, load: Callable[[str], AnyPolicy]) -> St
     if isinstance(given, str):
         found = load(given)
         if not isinstance(algo, SelfPlay) or MAIN in by_id(found):
-            return Start(f"{given!r}, a run of {_algorithm(found)},", whole=parameters(found))
+            return Start(f"{given!r}, a run of {_algorithm(found)},", parameters(found), parts=_parts(found))
         given = {MAIN: (given, "")}
     for name in _each(given):
         _require_here(name, getattr(algo, "algos", {name: None}))
@@ -117,7 +121,7 @@ def _source(found: AnyPolicy, run: str, policy: str, name: str) -> Origin:
         )
     own = there[policy]
     said = run if len(there) == 1 else f"{policy!r} of {run}"
-    return Origin(said, type(own.settings).__name__, own.spec, own.agent.state_dict())
+    return Origin(said, type(own.settings).__name__, own.spec, own.agent.state_dict(), _parts(own))
 
 
 def _algorithm(policy: AnyPolicy) -> str:
@@ -136,12 +140,24 @@ def _load(policy: Policy, name: str, source: Origin) -> None:
                 f"{describe(expected)}"
             )
     try:
-        policy.load_parameters(source.parameters)
+        policy.load_parameters(_without(source.parts - _parts(policy), source.parameters, source.said))
     except CheckpointError as error:
         raise CheckpointError(
             f"init: policy {name!r}, {type(policy.settings).__name__}, cannot start from {source.said}, "
             f"{source.algorithm} (a preset may have changed net; --preset none): {error}"
         ) from error
+
+
+def _parts(policy: AnyPolicy) -> frozenset[str]:
+    """Names of the parts of its agents, such as `rnd`."""
+    return frozenset(part for one in by_id(policy).values() for part in one.agent.parts)
+
+
+def _without(parts: frozenset[str], parameters: Mapping[str, Tensor], said: str) -> dict[str, Tensor]:
+    """Parameters, some by `policy/name`, without those of parts that are not here, of which it warns."""
+    if parts:
+        warnings.warn(f"init={said} leaves out {', '.join(sorted(parts))}, which is of that run alone", stacklevel=2)
+    return {name: x for name, x in parameters.items() if name.rpartition("/")[2].partition(".")[0] not in parts}
 
 
 def _form(space: Any) -> list[Any]:

@@ -60,6 +60,8 @@ def _require_movable(exp: Experiment, path: str) -> None:
         if key in getattr(type(holder), "fixed", ()):
             break
         holder = at(holder, key)
+        if holder is None and keys:  # a part that the run does not have
+            break
     else:
         if part == "algo" and not dataclasses.is_dataclass(holder) and not isinstance(holder, Mapping):
             return

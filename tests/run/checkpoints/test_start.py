@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,31 @@ def test_self_play_goes_on_from_self_play_with_its_pool(runs: Path, tmp_path: Pa
         for name in ("main", "opponent"):
             assert same(dict(run.policy[name].agent.state_dict()), parameters(runs / "selves", name))
         run.stop()
+
+
+def begun(exp: Any, init: Any) -> dict[str, torch.Tensor]:
+    """Parameters of the policy of a run that has just started."""
+    with ps.Run(exp, init=init) as run:
+        run.stop()
+        return {name: x.clone() for name, x in run.policy.agent.state_dict().items()}
+
+
+def test_parts_around_an_algorithm_begin_anew_or_are_left_out(runs: Path, tmp_path: Path) -> None:
+    """RND here; GAIL's discriminator is another."""
+    novel = replace(PPO, rnd=ps.RND(features=4, net=NET))
+    ps.train(experiment(tmp_path / "novel", novel, "CartPole-v1"))
+    found = dict(ps.load(tmp_path / "novel").agent.state_dict())
+    plain = {name: x for name, x in found.items() if not name.startswith("rnd.")}
+    assert same(begun(experiment(tmp_path / "again", novel, "CartPole-v1"), tmp_path / "novel"), found)
+    by_name: Any = {"x": str(tmp_path / "novel")}
+    for n, (algo, init) in enumerate([(PPO, tmp_path / "novel"), (ps.Policies({"x": PPO}), by_name)]):
+        with pytest.warns(UserWarning, match=r"init=.*novel.* leaves out rnd, which is of that run alone"):
+            state = begun(experiment(tmp_path / str(n), algo, "CartPole-v1"), init)
+        assert same(state, plain)
+    state = begun(experiment(tmp_path / "begun", novel, "CartPole-v1"), runs / "alone")
+    fresh = novel.build(ps.load(tmp_path / "novel").spec, seed=2).agent.state_dict()
+    fresh |= ps.load(runs / "alone").agent.state_dict()
+    assert same(state, dict(fresh))
 
 
 @pytest.mark.slow
