@@ -460,12 +460,12 @@ def simulators(how: How) -> Iterator[Row]:
     """The GPU tests; then the time of an iteration of PPO with wide layers, what noise takes of it, and its waits."""
     if how.device.startswith("cuda") and not how.tiny:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_waits.py"],
+            [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_waits.py", "tests/gpu/test_replay.py"],
             cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
         yield {
-            "what": "pytest -m gpu tests/gpu/test_waits.py",
+            "what": "pytest -m gpu tests/gpu/test_waits.py tests/gpu/test_replay.py",
             "slots": "-",
             "found": f"exit {done.returncode}",
             "said": last,

@@ -54,6 +54,9 @@ class Far(Tensor):
     def __init__(self, held: Tensor) -> None:
         self.held = held
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
     def tolist(self) -> Any:
         note()
         return self.held.tolist()

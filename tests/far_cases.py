@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 os.environ["PENSTOCK_NATIVE"] = "0"  # what is compared on the CPU is torch's, too
@@ -28,15 +29,16 @@ from tests.far import WAITS, Far, install
 SMALL = ps.Net(hidden=(16,))
 REPLAY: dict[str, Any] = {"batch_size": 16, "replay_ratio": 2, "learning_starts": 32, "net": SMALL}
 HELD = ps.ReplaySettings(capacity=1_000, prefetch=False)
+THERE = ps.ReplaySettings(capacity=1_000, device="learner")
 
 
 class Reach(TensorToy):
     """Boxes, for SAC."""
 
-    def __init__(self, num_envs: int = 1, device: str = "cpu") -> None:
+    def __init__(self, num_envs: int = 1, device: str = "cpu", same_step: bool = False) -> None:
         from gymnasium import spaces
 
-        super().__init__(num_envs, device, spaces.Box(-9, 9, (2,)), spaces.Box(-1, 1, (2,)), max_episode_steps=7)
+        super().__init__(num_envs, device, spaces.Box(-9, 9, (2,)), spaces.Box(-1, 1, (2,)), 7, same_step)
 
     def fresh(self) -> Tensor:
         return torch.zeros(self.num_envs, 2, device=self.device)
@@ -65,6 +67,9 @@ RUNS: dict[str, tuple[Any, Any]] = {
         Reach,
         ps.TD3(**REPLAY, replay=HELD, distributional="c51", exploration_noise_low=0.01, target_actor=False, n_step=3),
     ),
+    "dqn-there": (CartPole, ps.DQN(**REPLAY, epsilon=0.1, replay=THERE)),
+    "resets-there": (partial(Reach, same_step=True), ps.SAC(**REPLAY, replay=THERE)),
+    "fast-td3-there": (Reach, ps.TD3(**REPLAY, replay=THERE, distributional="c51", target_actor=False, n_step=3)),
 }
 
 
@@ -192,7 +197,7 @@ def errors() -> dict[str, Any]:
 
 def main() -> None:
     some = sys.argv[1] == "some"
-    runs = {"ppo": RUNS["ppo"]} if some else RUNS
+    runs = {name: RUNS[name] for name in ("ppo", "resets-there")} if some else RUNS
     with install():
         found: dict[str, Any] = {
             "waits": {name: {T: waits(*run, T) for T in (8, 12)} for name, run in runs.items()},

@@ -1,4 +1,4 @@
-"""Arrays larger than memory: mapped from files, and copied in chunks; mapped pages are dropped after use."""
+"""Arrays larger than memory: mapped from files, their pages dropped after use, or fetched; and copied in chunks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,34 @@ class Mapping(NamedTuple):
     """Name of the file, spelled as in `/proc/self/fd`; another file may have it by now."""
 
 
+class FetchedArray:
+    """An array [n, ...] that lies elsewhere: reading a slice of its rows fetches them.
+
+    Args:
+        fetch: (start, stop) -> [stop - start, ...] rows of it.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._fetch, self.shape, self.dtype = fetch, shape, dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        start, stop, _ = rows.indices(len(self))
+        return self._fetch(start, stop)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        whole = np.empty(self.shape, self.dtype)
+        for rows in chunks(self) if self.nbytes else ():
+            whole[rows] = self[rows]
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return np.asarray(self)
+
+
 def map_npy(file: BinaryIO) -> Array:
     """The array in an open .npy file, mapped read-only; the file may be closed then.
 
@@ -52,18 +80,22 @@ def map_npy(file: BinaryIO) -> Array:
     return np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
 
 
-def chunks(x: Array) -> Iterator[slice]:
+def chunks(x: Array | FetchedArray) -> Iterator[slice]:
     """Slices of about 16 MB of x's rows, in order; each of at least one row."""
     rows = max(1, _CHUNK_BYTES // max(x.nbytes // max(len(x), 1), 1))
     for start in range(0, len(x), rows):
         yield slice(start, min(start + rows, len(x)))
 
 
-def copy_rows(target: Array, source: Array) -> None:
-    """Copies source into target, of equal shape; one that is a mapped file need not fit into memory."""
+def copy_rows(target: Any, source: Array, sent: Callable[[Array], Any] = lambda x: x) -> None:
+    """Copies source into target, of equal shape; one that is a mapped file need not fit into memory.
+
+    Args:
+        sent: brings rows to where the target is, if that is no numpy array.
+    """
     drops = releaser(source), releaser(target)
     for at in chunks(source):
-        target[at] = source[at]
+        target[at] = sent(source[at])
         for drop in drops:
             drop()
 

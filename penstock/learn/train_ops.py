@@ -26,6 +26,7 @@ from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.learn.rows.minibatch import minibatches, to_device
 from penstock.learn.rows.postprocess import as_tensors
+from penstock.learn.rows.torch_memory import TorchMemory, batch_on_device
 from penstock.learn.step.gradients import read, wide
 from penstock.replay.replay import Replay, SampledUnits
 
@@ -150,7 +151,7 @@ def multi_gpu_train_one_step(policy: AnyPolicy, batch: AnyBatch) -> ResultDict:
 
 
 def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = None) -> ResultDict:
-    """Appends a batch to the policy's replay, which keeps numpy arrays, then takes the gradient steps that are due.
+    """Appends a batch to the policy's replay, on the host or on the device, then takes the gradient steps that are due.
 
     `postprocess_fn` and `loss_fn` receive the arrays of the replay's view, `weight` [N] if replay is prioritized,
     `noise` [N, k] uniforms in (0, 1) if the algorithm needs them, and `update`, the number of gradient steps before
@@ -170,14 +171,17 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
         check_given(policy, batch, "train_on_replay")
     assert schedule is not None
     agent, replay, device = policy.agent, schedule.replay, policy.device
-    arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
-    tensors = as_tensors(arrays, _CPU)
+    if replay.settings.device == "learner":
+        arrays, tensors = batch_on_device(batch, replay.device_memory, device)
+    else:
+        arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
+        tensors = as_tensors(arrays, _CPU)
     _look_at_images(policy, tensors)
     if schedule.whole:
         schedule.collected += policy.of_all(batch.env_steps)
     else:
-        schedule.collected += replay.append(arrays, agent.terminal(tensors).numpy())
-        policy.observe(tensors if device.type == "cpu" else as_tensors(batch, device))
+        schedule.collected += replay.append(arrays, agent.terminal(tensors).cpu().numpy())
+        policy.observe(tensors if tensors.valid.device == device else as_tensors(batch, device))
     steps: list[Mapping[str, Tensor]] = []
     due, rng = schedule.due(), schedule.rng
     if due or policy.renews_noise:
@@ -257,6 +261,7 @@ def keep_dataset(policy: Policy, sampler: Any) -> None:
     _require_minibatch(dataset.steps, own.of_dataset(schedule.batch_size), schedule.batch_size)
     info = () if own.priority_fn else own.info  # priorities of fresh rows are not for those of a dataset
     kept = Replay(own.spec, replace(own.settings, capacity=1, dataset=""), own.view, info=info, exact=own.exact)
+    kept.device_memory = own.device_memory
     kept.least = dataset.rows_once + 2 * sampler.batch_spec.T + own.view.span
     if own.partition is not None:
         kept.join(own.partition)
@@ -275,8 +280,11 @@ def _require_minibatch(steps: int, needed: int, batch_size: int) -> None:
 def _append_each(policy: Policy, replay: Replay, sampler: Any) -> None:
     """Appends every episode of the sampler's dataset, each once; the agent's statistics see them too."""
     for batch in sampler.dataset.each_once():
-        arrays = as_arrays(batch)
-        tensors = as_tensors(arrays, policy.device)
+        if replay.settings.device == "learner":
+            arrays, tensors = batch_on_device(batch, replay.device_memory, policy.device)
+        else:
+            arrays = as_arrays(batch)
+            tensors = as_tensors(arrays, policy.device)
         replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())
         policy.observe(tensors)
 
@@ -314,6 +322,9 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
     if not count:
         return iter(())
     away = device.type != "cpu"
+    ready = functools.partial(to_device, device=device) if away else torch.from_numpy
+    if schedule.replay.settings.device == "learner":
+        ready = TorchMemory(device).send  # of the parts that are no tensors there yet
     return schedule.replay.samples(
         count,
         schedule.batch_size,
@@ -321,7 +332,7 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
         policy.progress,
         noise_size=schedule.noise_size,
         prefetch=count > 1 and schedule.reads_ahead(to_gpu=away),
-        ready=functools.partial(_mapped, functools.partial(to_device, device=device) if away else torch.from_numpy),
+        ready=functools.partial(_mapped, ready),
     )
 
 

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError
+from penstock.core.memmap import FetchedArray
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 Plan = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of arrays by name."""
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device, in which tensors lie."""
+
+    device: Any
+
+    @property
+    def free(self) -> int | None:
+        """Bytes that are left; None: it is the host's memory."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """A tensor of zeros there. Raises MemoryError if there is no room."""
+        ...
+
+    def send(self, x: Any) -> Any:
+        """An array of the host, or a tensor, as a tensor there; nothing waits for it."""
+        ...
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Tensors there, one after the other along their first axis."""
+        ...
 
 
 class Column(Protocol):
@@ -84,6 +108,39 @@ class RingColumn:
 
     def read(self, at: Rows) -> Array:
         return self._flat.take(at, 0)
+
+
+class DeviceColumn:
+    """A ring of whole rows, as `RingColumn` keeps them, in a tensor on a device: rows that come and go are tensors."""
+
+    history = 0
+
+    def __init__(
+        self, name: str, rows: int, slots: int, shape: tuple[int, ...], dtype: Any, exact: bool = False
+    ) -> None:
+        self.plan = RingColumn(name, rows, slots, shape, dtype, exact).plan
+        self._name, self._rows, self._slots = name, rows, slots
+
+    def bind(self, arrays: Mapping[str, Any]) -> None:
+        self.data = arrays[self._name]
+        self._flat = self.data.reshape(self._rows * self._slots, *self.data.shape[2:])
+
+    def write(self, start: int, rows: Any, first: Array | None = None, valid: Array | None = None) -> None:
+        for place, part in ring_slices(start, len(rows), self._rows):
+            self.data[place] = rows[part]
+
+    def skip(self, start: int, count: int, row: Any) -> None:
+        self.write(start - count, row.expand(count, *row.shape))
+
+    def goes_on(self, start: int, row: Any, valid: Array) -> bool:
+        held = self.data[start % self._rows]
+        row = row.to(held.dtype)
+        return bool(((held == row) | ((held != held) & (row != row))).all())
+
+    def read(self, at: Any) -> Any:
+        """[*N, ...] of places [*N], a tensor on the device."""
+        found = self._flat.index_select(0, at.reshape(-1))
+        return found if at.ndim == 1 else found.reshape(*at.shape, *found.shape[1:])
 
 
 class FrameColumn:
@@ -179,6 +236,13 @@ class FrameColumn:
                 right = first[i] | (valid[i - 1] & right & moved)
             if not right[used[i]].all():
                 raise ConfigError(_REFUSED)
+
+
+def on_host(x: Any, dtype: np.dtype[Any]) -> Any:
+    """A tensor of the device as an array of this dtype, fetched slice by slice; an array of the host as it is."""
+    if isinstance(x, np.ndarray):
+        return x
+    return FetchedArray(lambda start, stop: x[start:stop].cpu().numpy(), tuple(x.shape), dtype)
 
 
 class Trajectories:

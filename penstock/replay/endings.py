@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.batch import Inputs
+from penstock.core.memmap import copy_rows
 from penstock.core.tree import tree_leaves
-from penstock.replay.columns import Array, Rows, ring_slices
+from penstock.replay.columns import Array, DeviceMemory, Rows, on_host, ring_slices
 
 _LEAST = 256
 NUMBER, ROW, OBS = "final.number", "final.row", "final.obs"
@@ -24,10 +25,14 @@ class Endings:
 
     Args:
         rows, slots: of the storage. obs: shape and dtype of each leaf of an observation, by its path.
+        memory: where the observations lie, as tensors; None for arrays of the host.
     """
 
-    def __init__(self, rows: int, slots: int, obs: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    def __init__(
+        self, rows: int, slots: int, obs: Mapping[str, tuple[tuple[int, ...], Any]], memory: DeviceMemory | None = None
+    ) -> None:
         self._rows, self._obs = rows, obs
+        self._zeros, self._sent = (np.zeros, lambda x: x) if memory is None else (memory.zeros, memory.send)
         self._number = np.full((rows, slots), -1, np.int64)
         self._head = self._tail = 0
         self._allocate(_LEAST)
@@ -50,16 +55,17 @@ class Endings:
         self._tail += int(np.count_nonzero(self._row[kept % size] < oldest))
         t, b = resets.nonzero()
         if (needed := self._head - self._tail + len(t)) > size:
-            kept, old = np.arange(self._tail, self._head), (self._row, *self._ring.values())
+            kept, row, old = np.arange(self._tail, self._head), self._row, self._ring
             self._allocate(max(2 * size, needed))
-            for x, y in zip((self._row, *self._ring.values()), old):
-                x[kept % len(x)] = y[kept % size]
-            size = len(self._row)
+            before, size = kept % size, len(self._row)
+            self._row[kept % size] = row[before]
+            for path, x in self._ring.items():
+                x[self._sent(kept % size)] = old[path][self._sent(before)]
         number = np.arange(self._head, self._head + len(t))
         self._number[(start + t) % self._rows, b] = number
         self._row[number % size] = start + t
         for x, y in zip(self._ring.values(), tree_leaves(final)):
-            x[number % size] = y[t, b]
+            x[self._sent(number % size)] = self._sent(y)[self._sent(t), self._sent(b)]
         self._head += len(t)
 
     def ended(self, t: Rows, b: Rows) -> Array:
@@ -69,8 +75,8 @@ class Endings:
     def put(self, path: str, x: Array, t: Rows, b: Rows) -> Array:
         """A leaf [*N, ...] of what followed rows t of slots b, in place with last observations where there are such."""
         number = self._number[t % self._rows, b]
-        where = number >= 0
-        x[where] = self._ring[path][number[where] % len(self._row)]
+        where = (number >= 0).nonzero()  # not as bools, for whose number a device would be waited
+        x[tuple(map(self._sent, where))] = self._ring[path][self._sent(number[where] % len(self._row))]
         return x
 
     def unfolded(self, t: Rows, b: Rows, steps: Rows) -> tuple[Rows, Array]:
@@ -95,7 +101,7 @@ class Endings:
         yield NUMBER, self._number[:rows]
         yield ROW, self._row
         for path, x in self._ring.items():
-            yield f"{OBS}{path}", x
+            yield f"{OBS}{path}", on_host(x, np.dtype(self._obs[path][1]))
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Inverse of `state_dict` and `written`."""
@@ -104,11 +110,11 @@ class Endings:
         self._allocate(len(arrays[ROW]))
         self._row[:] = arrays[ROW]
         for path, x in self._ring.items():
-            x[:] = arrays[f"{OBS}{path}"]
+            copy_rows(x, arrays[f"{OBS}{path}"], self._sent)
 
     def _allocate(self, size: int) -> None:
         self._row = np.zeros(size, np.int64)
-        self._ring = {path: np.zeros((size, *shape), dtype) for path, (shape, dtype) in self._obs.items()}
+        self._ring = {path: self._zeros((size, *shape), dtype) for path, (shape, dtype) in self._obs.items()}
 
 
 def without_resets(inputs: Inputs, where: Array) -> Inputs:

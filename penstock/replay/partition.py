@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.core.batch import SampleBatch, TrainBatch
-from penstock.core.memmap import chunks
+from penstock.core.memmap import FetchedArray
 from penstock.replay.columns import Array, Rows
 from penstock.replay.index import SampledUnits
 from penstock.replay.storage import Storage
@@ -102,7 +102,9 @@ class PartitionedStore:
 
     def written(self) -> Iterator[tuple[str, Any]]:
         """Like `Storage.written`, for all slots in one."""
-        return ((name, PartitionedArray(self._partition, name, x)) for name, x in self.storage.written())
+        for name, x in self.storage.written():
+            shape = len(x), self._partition.total, *x.shape[2:]
+            yield name, FetchedArray(partial(self._joined, name, x), shape, x.dtype)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Like `Storage.load`, for this learner's slots."""
@@ -117,30 +119,12 @@ class PartitionedStore:
     def close(self) -> None:
         """Does nothing: memory goes with the last reference to it."""
 
+    def _joined(self, name: str, own: Array, start: int, stop: int) -> Array:
+        """Rows of an array with the columns of all learners, which give theirs when they are asked."""
+        self._partition.request_rows(name, start, stop)
+        return self._partition.gather_array(own[start:stop])
+
     def _columns(self, number: int) -> Array:
         """[total] a number of every learner, for each of its slots."""
         own = self._partition.local_slots
         return self._partition.gather_array(np.full((1, own.stop - own.start), number, np.int64))[0]
-
-
-class PartitionedArray:
-    """An array [rows, total, ...] of which each learner holds its slots: rows are put together when they are read."""
-
-    def __init__(self, partition: Partition, name: str, own: Array) -> None:
-        self._partition, self._name, self._own = partition, name, own
-        self.shape, self.dtype = (len(own), partition.total, *own.shape[2:]), own.dtype
-        self.nbytes = math.prod(self.shape) * own.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> Array:
-        start, stop, _ = rows.indices(len(self))
-        self._partition.request_rows(self._name, start, stop)
-        return self._partition.gather_array(self._own[start:stop])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        found = np.empty(self.shape, self.dtype)
-        for rows in chunks(found) if self.nbytes else ():
-            found[rows] = self[rows]
-        return found if dtype is None else found.astype(dtype)

@@ -16,7 +16,7 @@ from penstock.core.noise import Purpose, generator
 from penstock.core.schedule import schedule_value
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_map
-from penstock.replay.columns import Array, Rows
+from penstock.replay.columns import Array, DeviceMemory, Rows
 from penstock.replay.hindsight import HindsightTransitions
 from penstock.replay.index import Index, PrioritizedIndex, SampledUnits, make_index
 from penstock.replay.lockstep import TeamPartition, check_teams
@@ -26,7 +26,7 @@ from penstock.replay.room import gigabytes
 from penstock.replay.settings import ReplaySettings, check_rate, make_view, rate_in_words
 from penstock.replay.storage import Storage, is_large
 from penstock.replay.store import Store, chosen_info, copied, make_store, planned, require_alike
-from penstock.replay.view import View
+from penstock.replay.view import Sequences, View
 
 __all__ = ["PriorityFn", "Replay", "ReplaySchedule", "ReplaySettings", "SampledUnits", "make_view"]
 
@@ -73,6 +73,13 @@ class Replay:
                 f"replay.hindsight={settings.hindsight} with an algorithm that reads {type(view).__name__}, whose "
                 "goals stay as they were; use hindsight=0, or an algorithm of single transitions"
             )
+        if settings.device == "learner" and (isinstance(view, Sequences) or view.seats > 1):
+            raise ConfigError(
+                f"replay.device='learner' with an algorithm that reads {type(view).__name__}; expected one of single "
+                "transitions, such as SAC, TD3 or DQN: use replay.device='cpu'"
+            )
+        self.device_memory: DeviceMemory | None = None
+        """Memory of the learner's device, set by the policy; used with `settings.device="learner"`."""
         self._store: Store | None = None
         self.partition: Partition | None = None
         self._drawn_among: Partition | None = None
@@ -121,8 +128,14 @@ class Replay:
         if self.partition is not None:
             self.partition.fit(B)
             slots = self.partition.total
+        memory = self.device_memory if settings.device == "learner" else None
+        if memory is None and settings.device == "learner":
+            raise ConfigError(
+                "replay.device='learner' in a replay without a policy; expected `policy.replay_schedule.replay`, whose "
+                "`device_memory` the policy sets, or device='cpu'"
+            )
         kept = chosen_info(info, self.info)
-        plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact, self.least)
+        plan = planned(settings, self.spec, self.view, T, slots, kept, self.state, self.exact, self.least, memory)
         if self.partition is None:
             self._store = make_store(settings, plan, self.view, B)
         else:
@@ -143,6 +156,8 @@ class Replay:
         rows, where = (storage.rows - 1) * self._slots, self.settings.dir or "memory"
         if self.settings.shards:
             where += f" of {counted(self.settings.shards, 'shard')} ({self.settings.shard_backend})"
+        if self.settings.device == "learner" and self.device_memory is not None:
+            where += f", observations and actions on {self.device_memory.device}"
         return (
             f"replay of {rows:,} rows x {total / (storage.rows * self._slots):,.0f} B = {gigabytes(total)} in "
             f"{where}, {self.settings.index}"
@@ -159,6 +174,8 @@ class Replay:
 
     def append(self, batch: SampleBatch, terminated: Array | None = None) -> int:
         """Adds the rows of a batch of numpy arrays, which may be overwritten afterwards.
+
+        On the learner's device observations and actions may be tensors.
 
         Args:
             terminated: [T, B] ends that targets see, if other than the environment's.
@@ -320,8 +337,16 @@ class Replay:
         held = [x for x in parts if x.valid is None]
         if len(held) < 2:
             return ready(held[0] if held else parts[0])
-        inputs, rows = tree_map(lambda *xs: np.concatenate(xs), *((tuple(x.inputs), x.rows) for x in held))
+        inputs, rows = tree_map(self._joined, *((tuple(x.inputs), x.rows) for x in held))
         return ready(TrainBatch(Inputs(*inputs), rows))
+
+    def _joined(self, *parts: Any) -> Any:
+        """Arrays, or tensors on the device, one after the other."""
+        return (
+            np.concatenate(parts)
+            if isinstance(parts[0], np.ndarray) or not self.device_memory
+            else self.device_memory.joined(parts)
+        )
 
     def update_priorities(self, drawing: SampledUnits, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors; a learner passes those of its slots."""
@@ -465,10 +490,10 @@ class ReplaySchedule:
         return steps if len(self.replay) else 0
 
     def reads_ahead(self, to_gpu: bool) -> bool:
-        """True if samples are read in a thread: `replay.prefetch`; "auto": large ones, those of shards or a GPU."""
+        """True if samples are read in a thread: `replay.prefetch`; "auto": large ones, those of shards or to a GPU."""
         wish = self.replay.settings.prefetch
-        if wish != "auto":
-            return wish
+        if wish != "auto" or self.replay.settings.device == "learner":
+            return wish is True
         # Observations are most of a sample where it is large; of a transition it holds two.
         rows = self.batch_size * (self.replay.view.span + 1 if self.sample_rows > 1 else 2)
         return to_gpu or bool(self.replay.settings.shards) or is_large(rows, self.replay.spec.obs)

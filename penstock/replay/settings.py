@@ -23,7 +23,7 @@ class ReplaySettings:
     __new__ = known_names
     fixed: ClassVar[frozenset[str]] = frozenset((
         "capacity", "index", "fresh_priority", "deduplicate_frames", "dir", "hindsight", "reward_fn", "prefetch",
-        "shards", "shard_backend", "shard_deadline_s", "dataset",
+        "shards", "shard_backend", "shard_deadline_s", "dataset", "device",
     ))  # fmt: skip
     """Settings that `run.set` does not change."""
 
@@ -41,6 +41,9 @@ class ReplaySettings:
     """Store stacks of images [C, H, W] frame by frame: 1/C of the memory, the same samples."""
     dir: str | None = None
     """Keep the arrays in unnamed files in this directory, for a replay larger than memory. None: in memory."""
+    device: Literal["cpu", "learner"] = "cpu"
+    """Where observations and actions lie: in the host's memory, or on the device of the networks. `learner`: for tensor
+    environments on a GPU, whose observations then never leave it."""
     hindsight: Whole = 0
     """Hindsight samples (with a goal reached later in the episode) for each sample with its original goal; usually 4
     (Andrychowicz et al. 2017), 0: none. For Dict observations with goals."""
@@ -49,7 +52,7 @@ class ReplaySettings:
     "": that of the run's own environment."""
     prefetch: bool | Literal["auto"] = "auto"
     """Read the next samples in a thread during training. "auto": if samples are large, go to a GPU, or lie in
-    shards."""
+    shards; never with `device="learner"`."""
     dataset: str = ""
     """Folder of a dataset that is kept beside the rows collected, as a whole and for good; "": none. Each minibatch
     draws `dataset_share` of its samples from it (Ball et al. 2023)."""
@@ -69,6 +72,12 @@ class ReplaySettings:
             raise ConfigError(
                 f"replay.dataset={self.dataset!r} with replay.index={self.index!r}, replay.shards={self.shards}; a "
                 "fixed share of a minibatch is drawn uniformly, by the learner: use index='uniform' and shards=0"
+            )
+        others = {name: getattr(self, name) for name in ("deduplicate_frames", "dir", "hindsight", "shards")}
+        if self.device == "learner" and (clash := ", ".join(f"{name}={x!r}" for name, x in others.items() if x)):
+            raise ConfigError(
+                f"replay.device='learner' with replay.{clash}; the device keeps whole rows in its own memory: use "
+                "device='cpu', or leave the other out"
             )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from penstock.actors.backend import RunnerError
 from penstock.actors.make import make_backend
 from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import ConfigError, LearnerError
-from penstock.core.memmap import chunks, releaser
+from penstock.core.memmap import FetchedArray, chunks, releaser
 from penstock.core.tree import tree_leaves, tree_structure, tree_unflatten
 from penstock.processes.serialization import require_same_versions, ship
 from penstock.replay.columns import Array, Plan, Rows
@@ -109,11 +109,12 @@ class Shards:
         return {**self.storage.state_dict(), "zeros": list(self._zeros)}
 
     def written(self) -> Iterator[tuple[str, Any]]:
-        """Like `Storage.written`, for all slots in one: the index's arrays, and others as `ShardedArray`."""
+        """Like `Storage.written`, for all slots in one: the index's arrays, and others as `FetchedArray`."""
         own = dict(self.storage.written())
         for name, (shape, dtype) in self._plan.items():
             rows = min(self.storage.head + 1, shape[0])
-            yield name, own[name] if name in own else ShardedArray(self, name, (rows, *shape[1:]), dtype)
+            fetch = partial(self.gathered, name)
+            yield name, own[name] if name in own else FetchedArray(fetch, (rows, *shape[1:]), dtype)
         yield from ((name, x) for name, x in own.items() if name not in self._plan)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -132,10 +133,10 @@ class Shards:
         self._results({i: self._call(i, "load_state", dict(state)) for i in range(len(self._actors))})
         self._zeros = list(state["zeros"])
 
-    def gathered(self, name: str, rows: slice) -> Array:
+    def gathered(self, name: str, start: int, stop: int) -> Array:
         """[n, B, ...] rows of an array by their places in the ring, from all shards."""
         self._settle()
-        calls = {i: self._call(i, "rows", name, rows.start, rows.stop) for i in range(len(self._actors))}
+        calls = {i: self._call(i, "rows", name, start, stop) for i in range(len(self._actors))}
         return np.concatenate(list(self._results(calls).values()), 1)
 
     def close(self) -> None:
@@ -228,30 +229,6 @@ class Shards:
             if error.error_type == "ConfigError" or " raised ConfigError: " in str(error):
                 raise ConfigError(f"{place}: {error}") from error
             raise LearnerError(f"{place}: {error}{trace}") from error
-
-
-class ShardedArray:
-    """An array [rows, B, ...] with its columns in shards: reading a slice of its rows fetches it."""
-
-    def __init__(self, shards: Shards, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shards, self._name, self.shape, self.dtype = shards, name, shape, dtype
-        self.nbytes = math.prod(shape) * dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> Array:
-        start, stop, _ = rows.indices(len(self))
-        return self._shards.gathered(self._name, slice(start, stop))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        whole = np.empty(self.shape, self.dtype)
-        for rows in chunks(whole) if self.nbytes else ():
-            whole[rows] = self[rows]
-        return whole if dtype is None else whole.astype(dtype)
-
-    def __deepcopy__(self, memo: Any) -> Array:
-        return np.asarray(self)
 
 
 class _Form:

@@ -17,11 +17,14 @@ from penstock.core.tree import Tree, tree_leaves, tree_paths, tree_structure, tr
 from penstock.replay.columns import (
     Array,
     Column,
+    DeviceColumn,
+    DeviceMemory,
     FrameColumn,
     Plan,
     RingColumn,
     Rows,
     Trajectories,
+    on_host,
     ring_slices,
     stored_dtype,
 )
@@ -48,6 +51,7 @@ class Storage:
         episodes: keep the arrays that `last` needs.
         index_only: keep no observations and states, as they lie elsewhere.
         exact: paths of the leaves of observations that stay float64.
+        memory: where observations and actions lie, as tensors, in which they are read too; None for arrays of the host.
 
     Raises:
         ConfigError: it takes more bytes than there are, or no observation is a stack of frames.
@@ -67,26 +71,30 @@ class Storage:
         episodes: bool = False,
         index_only: bool = False,
         exact: frozenset[str] = frozenset(),
+        memory: DeviceMemory | None = None,
     ) -> None:
         self.rows, self.slots, self.state_every = rows, slots, state_every
         self.head = 0
         """Number of the row that is written next; its observation is known already."""
         self._structures = {name: tree_structure(tree) for name, tree in (("obs", env.obs), ("action", env.action))}
 
-        def column(name: str, shape: tuple[int, ...], dtype: Any, exact: bool = False) -> RingColumn:
-            return RingColumn(name, rows, slots, tuple(shape), dtype, exact)
+        self._memory = memory
 
+        def column(name: str, shape: tuple[int, ...], dtype: Any) -> RingColumn:
+            return RingColumn(name, rows, slots, tuple(shape), dtype)
+
+        kind = RingColumn if memory is None else DeviceColumn
         self._obs: dict[str, Column] = {
             path: FrameColumn(f"obs{path}", rows, slots, leaf.shape, leaf.dtype)
             if frames and is_stack(leaf)
-            else column(f"obs{path}", leaf.shape, leaf.dtype, path in exact)
+            else kind(f"obs{path}", rows, slots, leaf.shape, leaf.dtype, path in exact)
             for path, leaf in zip(tree_paths(env.obs), tree_leaves(env.obs))
             if not index_only
         }
         self.history = frame_history(env, frames)
         """Rows before a row that reading its observation may need."""
-        self._action = [
-            column(f"prev_action{path}", leaf.shape, leaf.dtype)
+        self._action: list[Column] = [
+            kind(f"prev_action{path}", rows, slots, leaf.shape, leaf.dtype)
             for path, leaf in zip(tree_paths(env.action), tree_leaves(env.action))
         ]
         self._reward = column("prev_reward", (), np.float32)
@@ -114,7 +122,9 @@ class Storage:
         plan = {name: array for part in parts for name, array in part.plan.items()} | states
         self.bytes = planned_bytes(plan)
         """Bytes of the arrays once every row is written."""
-        self.arrays: dict[str, Array] = reserve(plan, folder, rows * slots, (2 + state_every) * slots)
+        self._plan = plan
+        there = [name for x in (*self._obs.values(), *self._action) for name in x.plan] if memory is not None else []
+        self.arrays: dict[str, Any] = reserve(plan, folder, rows * slots, (2 + state_every) * slots, memory, there)
         """Everything that is kept, by name: [rows, slots, ...], and states [rows // state_every, slots, ...]."""
         for part in parts:
             part.bind(self.arrays)
@@ -167,7 +177,7 @@ class Storage:
         start = self.head + gap
         T = len(batch.valid)
         if batch.final is not None and self.endings is None:
-            self.endings = Endings(self.rows, self.slots, self._seen)
+            self.endings = Endings(self.rows, self.slots, self._seen, self._memory)
         if self.endings is not None:
             resets = batch.resets if batch.final is not None else np.zeros_like(batch.valid)
             self.endings.write(self.head, start, resets, batch.final, start + T - (self.rows - 1))
@@ -233,6 +243,7 @@ class Storage:
 
     def obs(self, at: Rows) -> Tree:
         """[*N, *O]."""
+        at = at if self._memory is None else self._memory.send(at)
         return tree_unflatten(self._structures["obs"], [x.read(at) for x in self._obs.values()])
 
     def seen_after(self, path: str, t: Rows, b: Rows) -> Array:
@@ -242,6 +253,7 @@ class Storage:
 
     def prev_action(self, at: Rows) -> Tree:
         """[*N, *A] chosen at the rows before."""
+        at = at if self._memory is None else self._memory.send(at)
         return tree_unflatten(self._structures["action"], [x.read(at) for x in self._action])
 
     def prev_reward(self, at: Rows) -> Array:
@@ -303,19 +315,20 @@ class Storage:
         }
 
     def written(self) -> Iterator[tuple[str, Array]]:
-        """Each array's name and written part, which shares its memory."""
+        """Each array's name and written part, which shares its memory; on a device reading a slice fetches it."""
         for name, x in self.arrays.items():
-            yield name, x[: min(self.head + 1, len(x))]
+            yield name, on_host(x[: min(self.head + 1, len(x))], self._plan[name][1])
         if self.endings is not None:
             yield from self.endings.written(min(self.head + 1, self.rows))
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Inverse of `state_dict` and `written`. Raises CheckpointError if the shapes differ."""
-        require_arrays({name: (x.shape, x.dtype) for name, x in self.arrays.items()}, state["head"], arrays)
+        require_arrays(self._plan, state["head"], arrays)
         for name, x in self.arrays.items():
-            copy_rows(x[: len(arrays[name])], arrays[name])
+            sent = (lambda rows: rows) if isinstance(x, np.ndarray) else self._sent
+            copy_rows(x[: len(arrays[name])], arrays[name], sent)
         self.load_state(state)
-        self.endings = Endings(self.rows, self.slots, self._seen) if "endings" in state else None
+        self.endings = Endings(self.rows, self.slots, self._seen, self._memory) if "endings" in state else None
         if self.endings is not None:
             self.endings.load(state["endings"], arrays)
 
@@ -333,7 +346,11 @@ class Storage:
     def _leaves(self, batch: SampleBatch) -> list[Array]:
         """Values to write into `_inputs`, in their order."""
         obs = tree_leaves(batch.obs) if self._obs else []
-        return [*obs, *tree_leaves(batch.prev_action), batch.prev_reward, batch.first]
+        return [*map(self._sent, (*obs, *tree_leaves(batch.prev_action))), batch.prev_reward, batch.first]
+
+    def _sent(self, x: Any) -> Any:
+        """The array where observations and actions lie."""
+        return x if self._memory is None else self._memory.send(x)
 
     def _write_flags(self, gap: int, batch: SampleBatch, ends: Array) -> None:
         flags = [ends, batch.truncated, batch.valid]

@@ -14,7 +14,7 @@ from penstock.core.batch import SampleBatch, TrainBatch
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.core.spec import EnvSpec
 from penstock.core.tree import Tree, tree_leaves, tree_paths
-from penstock.replay.columns import Array, Rows
+from penstock.replay.columns import Array, DeviceMemory, Rows
 from penstock.replay.hindsight import GOALS
 from penstock.replay.index import Index
 from penstock.replay.settings import ReplaySettings
@@ -37,10 +37,11 @@ class StoragePlan(NamedTuple):
     folder: Path | None
     episodes: bool
     exact: frozenset[str]
+    memory: DeviceMemory | None = None
 
     def made(self, slots: int, index_only: bool = False) -> Storage:
         """A storage for this many slots."""
-        env, rows, frames, info, state, state_every, folder, episodes, exact = self
+        env, rows, frames, info, state, state_every, folder, episodes, exact, memory = self
         return Storage(
             env,
             rows,
@@ -53,6 +54,7 @@ class StoragePlan(NamedTuple):
             episodes=episodes,
             index_only=index_only,
             exact=exact,
+            memory=memory,
         )
 
 
@@ -130,6 +132,7 @@ def planned(
     state: Tree,
     exact: bool = False,
     least: int = 0,
+    memory: DeviceMemory | None = None,
 ) -> StoragePlan:
     """The storage that the settings ask for, for batches [T, B] of this many slots in total, and samples of the view.
 
@@ -164,6 +167,7 @@ def planned(
         folder=None if settings.dir is None else Path(settings.dir),
         episodes=view.episodes,
         exact=frozenset(tree_paths(spec.obs) if exact else GOALS if settings.hindsight else ()),
+        memory=memory,
     )
 
 
@@ -227,6 +231,7 @@ def copied(replay: Replay) -> Replay:
         exact=replay.exact,
     )
     made.least, made.dataset, made.fingerprint = replay.least, replay.dataset, replay.fingerprint
+    made.device_memory = replay.device_memory
     if replay.prepared is not None:
         made.prepare(*replay.prepared)
         made.load_state_dict(copy.deepcopy(replay.state_dict()), replay.arrays())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import penstock as ps
 from penstock.core.noise import NOTHING_HELD, Noise, Purpose
+from penstock.learn.train_ops import samples
 from penstock.samplers.tensors.noise import rows_on
 from penstock.tensor_envs.pool import TensorPool
 
@@ -73,6 +76,30 @@ def test_an_update_does_not_wait(device: str, factor: float) -> None:
     same = all(torch.equal(x, before[name]) for name, x in policy.agent.state_dict().items())
     assert same is (factor != factor)
     assert (policy.updates, policy.skipped) == ((updates, 1) if same else (updates + 1, 0))
+    sampler.shutdown()
+
+
+@pytest.mark.parametrize("index", ["uniform", "prioritized"])
+def test_an_update_from_replay_on_the_device_does_not_wait(device: str, index: Any) -> None:
+    """Drawing, reading, post-processing and the gradient step of FastTD3; reading of last observations, too."""
+    env = ps.EnvConfig("penstock.tensor_envs:Pendulum", {"device": device, "same_step": True, "max_episode_steps": 5})
+    sampler = ps.SerialSampler(T=8, B=64).build(env, 1)
+    replay = ps.ReplaySettings(capacity=4_000, index=index, device="learner")
+    net = ps.Net(hidden=(32,), activation="relu", normalize_obs=True)
+    algo = ps.TD3(
+        batch_size=256, replay_ratio=8, learning_starts=256, distributional="c51", n_step=3, replay=replay, net=net
+    )
+    policy = algo.build(sampler.spec, 0, device)
+    policy.prepare(sampler.batch_spec, sampler.initialize(policy.agent)["info"])
+    for itr in range(6):
+        ps.train_one_step(policy, sampler.obtain_samples(itr)[0])
+    updates, rng = policy.updates, np.random.default_rng(0)
+    with no_waits():
+        for _, x in samples(policy, 3, rng):
+            x = policy.postprocess(replace(x, rows={**x.rows, "update": policy.updates}))
+            policy.learn_on_batch(x)
+    policy.settle()
+    assert (policy.updates, policy.skipped) == (updates + 3, 0)
     sampler.shutdown()
 
 

@@ -98,7 +98,7 @@ CASES = {
     "sac": Case(
         toy.ContinuousBandit,
         ps.SAC(lr="linear(3e-2, 0)", discount=0.9, batch_size=32, replay_ratio=6.0, learning_starts=100, alpha=0.005,
-               tau=0.2, replay=ps.ReplaySettings(capacity=4_000), net=RELU),
+               tau=0.2, replay=ps.ReplaySettings(capacity=4_000, device="learner"), net=RELU),
         batches=8, score=-0.01, B=8,
     ),
 }  # fmt: skip

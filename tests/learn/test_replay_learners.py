@@ -192,9 +192,11 @@ def test_priorities_are_those_of_one_learner_bit_for_bit() -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_learners_is_that_of_one() -> None:
+@pytest.mark.parametrize("device", ["cpu", "learner"])
+def test_a_checkpoint_of_learners_is_that_of_one(device: Any) -> None:
     """State and arrays of two ranks, loaded by one learner and by three, which then go on as one would have."""
     env, algo, T, B, _ = CASES["sac-normalised"]
+    algo = replace(algo, replay=kept(device=device))
     spec, batches = batches_of(env, algo, T, B, 6)
     ((one, _),) = trained(algo, spec, batches, [B])
     gathered: list[Any] = []

@@ -16,7 +16,7 @@ from tests.parsed import ROOT
 
 EPOCHS = {"ppo": 3, "ppo-1": 1, "ppo-normalised": 4, "a2c": 1, "pqn": 3}
 BY_REPLAY = 12
-"""Waits of a training step from replay, which lies on the host: a copy of each leaf of the batch, and metrics."""
+"""Waits of a training step from replay, wherever it lies: copies of leaves of the batch, and metrics."""
 
 
 @pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.slow)])

@@ -16,6 +16,7 @@ from penstock.core.schedule import check_schedules
 from penstock.core.spec import EnvSpec, describe
 from penstock.core.tree import tree_leaves
 from penstock.learn.algorithm import Loss, Optimizers, ReplayFn
+from penstock.learn.rows.torch_memory import TorchMemory
 from penstock.replay.replay import ReplaySchedule
 
 
@@ -50,11 +51,15 @@ def check_optimizers(found: object) -> None:
 
 
 def made_replay(replay_fn: ReplayFn, agent: Agent, settings: Any) -> ReplaySchedule:
-    """The replay that `replay_fn` makes; exact where the agent's statistics go on changing. Raises ConfigError."""
+    """The replay that `replay_fn` makes; exact where the agent's statistics go on changing. Raises ConfigError.
+
+    It learns where the agent is, for `replay.device="learner"`.
+    """
     schedule = replay_fn(agent, settings)
     if not isinstance(schedule, ReplaySchedule):
         raise ConfigError(f"replay_fn returned {type(schedule).__name__}; expected a penstock.ReplaySchedule")
     schedule.replay.exact |= any(isinstance(m, ObsNormalizer) for m in agent.modules())
+    schedule.replay.device_memory = TorchMemory(next(agent.parameters()).device)
     return schedule
 
 
