@@ -342,11 +342,10 @@ class Replay:
 
     def _joined(self, *parts: Any) -> Any:
         """Arrays, or tensors on the device, one after the other."""
-        return (
-            np.concatenate(parts)
-            if isinstance(parts[0], np.ndarray) or not self.device_memory
-            else self.device_memory.joined(parts)
-        )
+        if isinstance(parts[0], np.ndarray):
+            return np.concatenate(parts)
+        assert self.device_memory is not None
+        return self.device_memory.joined(parts)
 
     def update_priorities(self, drawing: SampledUnits, priority: Array) -> None:
         """New priorities [N] of drawn units, such as absolute TD errors; a learner passes those of its slots."""

@@ -1,4 +1,4 @@
-"""The storage: the last rows of the record, in a ring of [rows, slots] arrays, in memory or in files."""
+"""The storage: the last rows of the record, in a ring of [rows, slots] arrays, in memory, in files or on a device."""
 
 from __future__ import annotations
 
