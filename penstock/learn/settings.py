@@ -13,7 +13,7 @@ from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.networks import Net
 from penstock.core.batch import TrainBatch
-from penstock.core.config import known_names
+from penstock.core.config import Elsewhere, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positive, Rate, Whole, check_settings
 from penstock.core.protocols import require_call
@@ -93,6 +93,9 @@ class Settings:
             )
         return known_names(cls, *args, **given)
 
+    learn, train, fit, predict, evaluate, save, load = map(
+        Elsewhere, ("learn", "train", "fit", "predict", "evaluate", "save", "load")
+    )
     functions: ClassVar[AlgorithmFunctions]
     """Functions of the algorithm: postprocess, loss, agent, replay."""
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)
