@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,13 +73,8 @@ class AlgorithmFunctions(NamedTuple):
             agent.parts = (*agent.parts, name)
             return agent
 
-        def postprocess_fn(agent: Agent, batch: Any, cfg: Any) -> TrainBatch:
-            return postprocess(self.postprocess, agent, batch, cfg)
-
-        def loss_fn(agent: Agent, x: TrainBatch, cfg: Any) -> Loss:
-            return loss(self.loss, agent, x, cfg)
-
-        return self._replace(agent=agent_fn, postprocess=postprocess_fn, loss=loss_fn)
+        inside = functools.partial(postprocess, self.postprocess), functools.partial(loss, self.loss)
+        return self._replace(agent=agent_fn, postprocess=inside[0], loss=inside[1])
 
 
 @dataclass(frozen=True)
