@@ -71,6 +71,18 @@ else:
     known_names = functools.partial(_known_names).__call__
 
 
+class Elsewhere:
+    """A method that algorithms of other libraries have: on settings an AttributeError, which says what has it here."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> typing.NoReturn:
+        from penstock.core.names.hints import of_member  # it reads a file
+
+        raise AttributeError(f"{owner.__name__} has no {self._name!r}; {of_member(self._name, owner)}")
+
+
 def check_fields(settings: Any, prefix: str = "") -> None:
     """For `__post_init__`: raises ConfigError if a field of a settings dataclass is not of its annotated type.
 

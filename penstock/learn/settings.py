@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from penstock.agents.actor_critic import actor_critic
 from penstock.agents.agent import Agent, check_agent_members
 from penstock.agents.networks import Net
 from penstock.core.batch import TrainBatch
-from penstock.core.config import known_names
+from penstock.core.config import Elsewhere, known_names
 from penstock.core.errors import ConfigError
 from penstock.core.limits import Bound, Chance, Count, NotNegative, Part, Positive, Rate, Whole, check_settings
 from penstock.core.protocols import require_call
@@ -72,13 +73,8 @@ class AlgorithmFunctions(NamedTuple):
             agent.parts = (*agent.parts, name)
             return agent
 
-        def postprocess_fn(agent: Agent, batch: Any, cfg: Any) -> TrainBatch:
-            return postprocess(self.postprocess, agent, batch, cfg)
-
-        def loss_fn(agent: Agent, x: TrainBatch, cfg: Any) -> Loss:
-            return loss(self.loss, agent, x, cfg)
-
-        return self._replace(agent=agent_fn, postprocess=postprocess_fn, loss=loss_fn)
+        inside = functools.partial(postprocess, self.postprocess), functools.partial(loss, self.loss)
+        return self._replace(agent=agent_fn, postprocess=inside[0], loss=inside[1])
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,9 @@ class Settings:
             )
         return known_names(cls, *args, **given)
 
+    learn, train, fit, predict, evaluate, save, load = map(
+        Elsewhere, ("learn", "train", "fit", "predict", "evaluate", "save", "load")
+    )
     functions: ClassVar[AlgorithmFunctions]
     """Functions of the algorithm: postprocess, loss, agent, replay."""
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)

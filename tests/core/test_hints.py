@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_every_public_class_of_settings_is_known_to_the_hints() -> None:
 
 def entries() -> Iterator[tuple[str, str, Any]]:
     for part, values in table().items():
-        if part not in ("algorithms", "names"):
+        if part not in ("algorithms", "names", "members"):
             yield from ((part, name, meaning_of(value)) for name, value in values.items())
 
 
@@ -142,6 +143,37 @@ def test_every_algorithm_of_the_table_is_ours_and_every_class_named_there_too() 
     for name, said in table()["names"].items():
         assert name not in ps.__all__
         assert not said.startswith("ps.") or hasattr(ps, re.findall(r"\w+", said)[1]), said
+
+
+MEMBERS = {
+    "learn": "ps.train(ps.Experiment(env, ps.SAC(...), run=ps.RunConfig(steps=100_000)))",
+    "train": "ps.train(ps.Experiment(env, ps.SAC(...)",
+    "fit": "ps.train(ps.Experiment(env, ps.SAC(...)",
+    "predict": "ps.load(run_dir).predict(obs)",
+    "evaluate": "ps.evaluate(policy, env)",
+    "save": ".policy.save('policy.safetensors')",
+    "load": "ps.load(run_dir)",
+}
+
+
+@pytest.mark.parametrize("name", table()["members"])
+def test_methods_of_other_libraries_algorithms_are_answered_on_settings_and_their_class(name: str) -> None:
+    for holder in (ps.SAC, ps.SAC()):
+        with pytest.raises(AttributeError, match=rf"^SAC has no '{name}'; ps\.SAC\(\.\.\.\) is settings: ") as told:
+            getattr(holder, name)
+        assert MEMBERS[name] in str(told.value) and not hasattr(holder, name)
+    assert all(hasattr(ps, word) for word in re.findall(r"ps\.(\w+)", str(told.value)))
+
+
+def test_a_method_or_setting_of_ones_own_stands_before_the_answer() -> None:
+    @dataclass(frozen=True)
+    class Own(ps.PPO):
+        load: float = 2.0
+
+        def save(self) -> int:
+            return 3
+
+    assert (Own().load, Own(load=1.0).load, Own().save()) == (2.0, 1.0, 3)
 
 
 @pytest.mark.parametrize(

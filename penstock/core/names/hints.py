@@ -60,6 +60,11 @@ def of_public(name: str, known: Iterable[str]) -> str:
     return _owned(name, object) or slip(name, known) or "dir(penstock) lists its names"
 
 
+def of_member(name: str, cls: type) -> str:
+    """A hint at what has a method of other libraries' algorithms, `cls` being the settings of one."""
+    return f"ps.{cls.__name__}(...) is settings: {table()['members'][name].format(cls=cls.__name__)}"
+
+
 def of_algorithm(name: str, known: Iterable[str]) -> str:
     """A hint at the algorithm on the command line that `name` stands for."""
     spelt = name.lower().replace("_", "-")
