@@ -123,7 +123,9 @@ def learner(name: str, kind: str, seed: int, work: Path, rows: dict[str, Any]) -
     elif kind == "sac+data":
         algo = ps.SAC(**ONLINE, replay=kept)
     else:
-        init = work / "runs" / rows[f"{name}/rebrac/{seed}"]["run"]
+        if (before := f"{name}/rebrac/{seed}") not in rows:
+            raise SystemExit(f"{name}/{kind}/{seed} goes on from {before}, which is not measured yet: --only {before}")
+        init = work / "runs" / rows[before]["run"]
         algo = replace(ps.TD3(**ONLINE), net=NORMED, learning_starts=0, replay=kept)
     folder = work / "runs" / f"{name}-{kind}-{seed}-{time.time_ns()}"
     return trained(algo, ps.SerialSampler(T=8, B=1), STEPS, seed, folder, init)
