@@ -180,7 +180,8 @@ class EnvRunner:
         """Returns everything between two fragments: counters, and [n] uint8 with the rest, replay included."""
         held: dict[str, Any] = {"policy": None, "arrays": {}, "sampler": None}
         if self._policy is not None:
-            held |= {"policy": self._policy.state_dict(), "arrays": dict(self._policy.arrays())}
+            arrays = {name: np.asarray(x) for name, x in self._policy.arrays().items()}  # some lie elsewhere
+            held |= {"policy": self._policy.state_dict(), "arrays": arrays}
             if self._runner is not None:
                 held["sampler"] = self._acting.live.state_dict()
         return {"itr": self._itr, "version": self._version, "state": np.frombuffer(encode(held), np.uint8)}

@@ -242,6 +242,21 @@ def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
     runner.close()
 
 
+def test_a_state_holds_the_rows_of_a_replay_that_lie_on_a_device() -> None:
+    replay = ps.ReplaySettings(capacity=60, device="learner")
+    algo = ps.DQN(batch_size=8, learning_starts=8, replay=replay, net=ps.Net(hidden=(8,)))
+    one, other = (ps.EnvRunner(ps.Experiment("CartPole-v1", algo, ps.SerialSampler(4, 2))) for _ in range(2))
+    for _ in range(3):
+        one.learn_on_batch(one.sample())
+    other.set_state(one.get_state())
+    assert one.learn_on_batch(one.sample()) == other.learn_on_batch(other.sample())
+    for name, x in one.policy.arrays().items():  # pyright: ignore
+        assert np.array_equal(x, other.policy.arrays()[name]), name  # pyright: ignore
+        assert name != "obs" or np.any(x)
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize("place", [(1, 1), (0, 0), (-1, 1), ("a", 1), (0, 2.0)])
 def test_a_runner_is_one_of_so_many(place: Any) -> None:
     with pytest.raises(ConfigError, match=r"expected 0 <= index < runners"):
