@@ -149,15 +149,19 @@ def _load(policy: Policy, name: str, source: Origin) -> None:
 
 
 def _parts(policy: AnyPolicy) -> frozenset[str]:
-    """Names of the parts of its agents, such as `rnd`."""
-    return frozenset(part for one in by_id(policy).values() for part in one.agent.parts)
+    """Names of the parts of its agents, such as `rnd`; of several policies `policy/rnd`."""
+    here = by_id(policy)
+    return frozenset(
+        part if len(here) == 1 else f"{name}/{part}" for name, one in here.items() for part in one.agent.parts
+    )
 
 
 def _without(parts: frozenset[str], parameters: Mapping[str, Tensor], said: str) -> dict[str, Tensor]:
-    """Parameters, some by `policy/name`, without those of parts that are not here, of which it warns."""
+    """Parameters without those of parts that are not here, of which it warns."""
     if parts:
         warnings.warn(f"init={said} leaves out {', '.join(sorted(parts))}, which is of that run alone", stacklevel=2)
-    return {name: x for name, x in parameters.items() if name.rpartition("/")[2].partition(".")[0] not in parts}
+    begun = tuple(f"{part}." for part in parts)
+    return {name: x for name, x in parameters.items() if not name.startswith(begun)}
 
 
 def _form(space: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.envs.toy import TeamBits
 from penstock.envs.toy.base import box
+from penstock.learn.policy_set import parameters as all_parameters
 
 NET = ps.Net(hidden=(4,))
 PPO = ps.PPO(minibatch=32, epochs=1, net=NET)
@@ -126,10 +127,10 @@ def test_self_play_goes_on_from_self_play_with_its_pool(runs: Path, tmp_path: Pa
 
 
 def begun(exp: Any, init: Any) -> dict[str, torch.Tensor]:
-    """Parameters of the policy of a run that has just started."""
+    """Parameters of the policies of a run that has just started."""
     with ps.Run(exp, init=init) as run:
         run.stop()
-        return {name: x.clone() for name, x in run.policy.agent.state_dict().items()}
+        return {name: x.clone() for name, x in all_parameters(run.policy).items()}
 
 
 def test_parts_around_an_algorithm_begin_anew_or_are_left_out(runs: Path, tmp_path: Path) -> None:
@@ -148,6 +149,16 @@ def test_parts_around_an_algorithm_begin_anew_or_are_left_out(runs: Path, tmp_pa
     fresh = novel.build(ps.load(tmp_path / "novel").spec, seed=2).agent.state_dict()
     fresh |= ps.load(runs / "alone").agent.state_dict()
     assert same(state, dict(fresh))
+
+
+def test_of_two_policies_each_leaves_out_the_parts_that_it_does_not_have(tmp_path: Path) -> None:
+    novel = replace(PPO, rnd=ps.RND(features=4, net=NET))
+    both, one = (replace(policies("a", "b"), algos={"a": algo, "b": novel}) for algo in (novel, PPO))
+    ps.train(experiment(tmp_path / "both", both))
+    with pytest.warns(UserWarning, match=r" leaves out a/rnd, which is of that run alone"):
+        state = begun(experiment(tmp_path / "one", one), tmp_path / "both")
+    found = all_parameters(ps.load(tmp_path / "both"))
+    assert same(state, {name: x for name, x in found.items() if not name.startswith("a/rnd.")})
 
 
 @pytest.mark.slow
