@@ -49,7 +49,7 @@ class Agent(nn.Module):
     """Mask, normaliser and reward scaling in front of the networks; by default none of these."""
     central: Preparation | None = None
     """That of a critic which reads other keys of the observation than the actor; None: `preparation`."""
-    parts: tuple[str, ...] = ()
+    outer_parts: tuple[str, ...] = ()
     """Names of the submodules that stand around the algorithm, such as `rnd`; acting needs none of them."""
 
     def initial_state(self, B: int) -> Tree:
@@ -178,10 +178,15 @@ def logp_and_values(agent: Agent, batch: SampleBatch) -> tuple[Tensor, Tensor]:
 
 
 def check_agent_members(agent: object) -> None:
-    """Raises ConfigError that names the member of `Agent` that an object lacks, its signature, and a page."""
+    """Raises ConfigError that names the member of `Agent` that an object lacks, or a layer that one hides."""
     if not isinstance(agent, Agent):
         raise ConfigError(f"agent_fn returned {type(agent).__name__}; expected a penstock.Agent; see {_PAGE}")
     require_members(agent, Agent, _PAGE)
+    if hidden := [name for name, _ in agent.named_children() if hasattr(type(agent), name)]:
+        raise ConfigError(
+            f"{type(agent).__name__} has a layer {hidden[0]!r} and an attribute of its class by that name, which "
+            f"self.{hidden[0]} returns instead; give the layer another name"
+        )
 
 
 Agents: TypeAlias = Agent | Mapping[str, Agent]

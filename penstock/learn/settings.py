@@ -70,7 +70,7 @@ class AlgorithmFunctions(NamedTuple):
             part = module(agent, spec, cfg)
             part.register_load_state_dict_pre_hook(_begun_anew)
             agent.add_module(name, part)
-            agent.parts = (*agent.parts, name)
+            agent.outer_parts = (*agent.outer_parts, name)
             return agent
 
         inside = functools.partial(postprocess, self.postprocess), functools.partial(loss, self.loss)

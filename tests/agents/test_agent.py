@@ -74,6 +74,17 @@ def test_what_is_no_agent_is_refused() -> None:
             check_agent_members(value)
 
 
+def test_a_layer_that_a_member_of_the_class_hides_is_named() -> None:
+    agent: Any = Whole()
+    agent.parts = layer = nn.Linear(2, 2)  # no member has this name
+    check_agent_members(agent)
+    assert agent.parts is layer
+    agent.central = nn.Linear(2, 2)
+    assert agent.central is None
+    with pytest.raises(ConfigError, match=r"^Whole has a layer 'central' and .* self\.central returns instead"):
+        check_agent_members(agent)
+
+
 def test_an_act_given_to_one_object_counts() -> None:
     agent: Any = Idle()
     agent.act = lambda inputs, state, noise: None

@@ -125,7 +125,7 @@ def test_every_member_of_an_agent_is_the_learners_or_needs_no_learner() -> None:
         "values",
         "needs_statistics",
         "central",
-        "parts",
+        "outer_parts",
     }
     acting = {"by_kernel", "evaluates_with_noise"}
     members = {name for name in {*vars(ps.Agent), *ps.Agent.__annotations__} if not name.startswith("_")}

@@ -151,9 +151,8 @@ def _load(policy: Policy, name: str, source: Origin) -> None:
 def _parts(policy: AnyPolicy) -> frozenset[str]:
     """Names of the parts of its agents, such as `rnd`; of several policies `policy/rnd`."""
     here = by_id(policy)
-    return frozenset(
-        part if len(here) == 1 else f"{name}/{part}" for name, one in here.items() for part in one.agent.parts
-    )
+    named = [(name, part) for name, one in here.items() for part in one.agent.outer_parts]
+    return frozenset(part if len(here) == 1 else f"{name}/{part}" for name, part in named)
 
 
 def _without(parts: frozenset[str], parameters: Mapping[str, Tensor], said: str) -> dict[str, Tensor]:
