@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.core.errors import ConfigError, nearest
+from penstock.core.errors import ConfigError, known_words, nearest
 
 S = TypeVar("S")
 _LARGEST = (1 << 63) - 1
@@ -345,7 +345,10 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     if origin is typing.Literal:
         if value in args:
             return value
-        raise ConfigError(f"{path}={_told(value)}; {nearest(str(value), map(str, args))}")
+        said = [nearest(str(value), map(str, args))]
+        if len(args) == 2:  # 'cuda', which is near to 'cpu', may mean the other
+            said.append(known_words(sorted(map(str, args))))
+        raise ConfigError(f"{path}={_told(value)}; {' '.join(dict.fromkeys(said))}")
     if origin is tuple and isinstance(value, str) and _NUMBERS.fullmatch(value):
         value = [part for part in value.strip("[]() ").split(",") if part.strip()]
     if origin is tuple and isinstance(value, (list, tuple, range)):

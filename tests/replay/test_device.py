@@ -189,6 +189,12 @@ def test_what_the_device_does_not_keep_is_refused_when_it_is_made(settings: Any,
         Replay(SPEC, ReplaySettings(device="learner", **settings), view)
 
 
+@pytest.mark.parametrize("asked", ["cuda", "gpu"])
+def test_the_word_of_other_libraries_is_answered_with_both_choices(asked: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^replay.device='{asked}'; did you mean 'cpu'\? known: cpu, learner$"):
+        ReplaySettings(device=asked)
+
+
 def test_a_replay_without_a_policy_does_not_know_where() -> None:
     with pytest.raises(ConfigError, match=r"without a policy; expected .policy\.replay_schedule\.replay"):
         Replay(SPEC, ReplaySettings(device="learner"), Transitions()).prepare(4, B)
