@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -89,9 +89,10 @@ class Settings:
             )
         return known_names(cls, *args, **given)
 
-    learn, train, fit, predict, evaluate, save, load = map(
-        Elsewhere, ("learn", "train", "fit", "predict", "evaluate", "save", "load")
-    )
+    if not TYPE_CHECKING:  # a type checker says by itself that they are not there
+        learn, train, fit, predict, evaluate, save, load = map(
+            Elsewhere, ("learn", "train", "fit", "predict", "evaluate", "save", "load")
+        )
     functions: ClassVar[AlgorithmFunctions]
     """Functions of the algorithm: postprocess, loss, agent, replay."""
     usual_batch: ClassVar[BatchSpec] = BatchSpec(T=128, B=16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from penstock.algos import find_algo
 from penstock.core.config import known_names
 from penstock.core.errors import ConfigError
 from penstock.core.names.hints import foreign, hint, meaning_of, settings_classes, settings_of, table
+from penstock.learn.settings import Settings
 
 PEER_NAMES = Path(__file__).parent / "peer_names.txt"
 OURS = settings_classes()
@@ -163,6 +166,13 @@ def test_methods_of_other_libraries_algorithms_are_answered_on_settings_and_thei
             getattr(holder, name)
         assert MEMBERS[name] in str(told.value) and not hasattr(holder, name)
     assert all(hasattr(ps, word) for word in re.findall(r"ps\.(\w+)", str(told.value)))
+
+
+def test_a_type_checker_sees_none_of_them() -> None:
+    """Else it takes `ps.PPO().learn(...)` for one that never returns, and reports nothing."""
+    (cls,) = (x for x in ast.parse(inspect.getsource(Settings)).body if isinstance(x, ast.ClassDef))
+    (guard,) = (x for x in cls.body if "Elsewhere" in ast.unparse(x))
+    assert isinstance(guard, ast.If) and ast.unparse(guard.test) == "not TYPE_CHECKING"
 
 
 def test_a_method_or_setting_of_ones_own_stands_before_the_answer() -> None:
