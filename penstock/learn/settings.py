@@ -67,6 +67,11 @@ class AlgorithmFunctions(NamedTuple):
         def agent_fn(spec: EnvSpec, cfg: Any) -> Agent:
             agent = self.agent(spec, cfg)
             check_agent_members(agent)
+            if hasattr(agent, name):
+                raise ConfigError(
+                    f"{type(agent).__name__} has {name!r} already, and a part of that name would take its place; give "
+                    "the agent's own, or the part, another name"
+                )
             part = module(agent, spec, cfg)
             part.register_load_state_dict_pre_hook(_begun_anew)
             agent.add_module(name, part)

@@ -185,3 +185,34 @@ def test_a_samplers_batch_is_post_processed_as_it_is():
     assert isinstance(batch.valid, np.ndarray)
     assert torch.equal(data["advantage"], policy.postprocess(as_tensors(batch, policy.device))["advantage"])
     assert sum(len(x["return"]) for x in minibatches(data, 8, policy.shuffler())) == batch.env_steps
+
+
+def shifted(by: float) -> Any:
+    """A part's postprocess and loss: one weight, drawn to a number."""
+
+    def loss(inner: LossFn, agent: Any, x: TrainBatch, cfg: Any) -> Loss:
+        found = inner(agent, x, cfg)
+        extra = (agent.get_submodule(f"part{by:g}").weight - by).square().sum()
+        return found._replace(total={"all": found.totals()["all"] + extra}, metrics={**found.metrics, f"{by:g}": extra})
+
+    return lambda inner, agent, batch, cfg: inner(agent, batch, cfg), loss
+
+
+def test_parts_stand_around_each_other() -> None:
+    functions = PPO.functions
+    for by in (2.0, 3.0):
+        functions = functions.with_part(f"part{by:g}", lambda *_: torch.nn.Linear(1, 1, bias=False), *shifted(by))
+    policy, batch = own(**functions._asdict())
+    assert policy.agent.outer_parts == ("part2", "part3")
+    before = [policy.agent.get_submodule(name).weight.item() for name in policy.agent.outer_parts]
+    metrics = train_one_step(policy, batch)
+    after = [policy.agent.get_submodule(name).weight.item() for name in policy.agent.outer_parts]
+    assert metrics["train/2"] > 0 < metrics["train/3"] and all(x < y for x, y in zip(before, after))
+
+
+@pytest.mark.parametrize("name", ["actor", "central", "part2"])
+def test_a_part_takes_no_others_place(name: str) -> None:
+    part = lambda *_: torch.nn.Linear(1, 1)  # noqa: E731
+    functions = PPO.functions.with_part("part2", part, *shifted(2.0)).with_part(name, part, *shifted(2.0))
+    with pytest.raises(ConfigError, match=rf"ActorCritic has '{name}' already, and a part of that name"):
+        own(**functions._asdict())
