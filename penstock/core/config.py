@@ -279,6 +279,8 @@ def _changed(settings: Any, changes: list[tuple[list[str], str, Any]]) -> Any:
         new = settings.get(key, {}) if isinstance(settings, Mapping) else getattr(settings, key)
         for keys, path, value in mine:
             new = new if keys else _convert(value, hint, path)
+            if below and not keys and new is None:
+                raise ConfigError(f"{path!r} is None, and {below[0][1]!r} is given beside it; expected one of the two")
         if below and new is None:  # such as an affinity, which is None by default
             choices: list[Any] = [choice for choice in typing.get_args(hint) if dataclasses.is_dataclass(choice)]
             new = choices[0]() if choices else None

@@ -298,3 +298,17 @@ def test_none_is_spelt_where_text_is_no_value():
     assert override(outer, {"name": "none"}).name == "none"
     with pytest.raises(ConfigError, match="count='none'"):
         override(outer, {"count": "none"})
+
+
+@dataclass(frozen=True)
+class WithOptional:
+    inner: Inner | None = None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_part_that_is_left_out_and_set_is_an_error_in_either_order(order: int) -> None:
+    changes = {"inner": None, "inner.lr": 0.25}
+    with pytest.raises(ConfigError, match=r"'inner' is None, and 'inner.lr' is given beside it; expected one"):
+        override(WithOptional(Inner()), dict(list(changes.items())[::order]))
+    assert override(WithOptional(Inner()), {"inner": None}).inner is None
+    assert override(WithOptional(), {"inner.lr": 0.25, "inner": Inner(widths=(8,))}).inner == Inner(0.25, (8,))
