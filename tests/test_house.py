@@ -18,7 +18,7 @@ from tests.parsed import PACKAGE, ROOT, code_lines, named_calls, nodes, text_of
 
 OTHERS = sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 EVERY = (*PACKAGE, *OTHERS)
-CODE_LINES = 48_965
+CODE_LINES = 49_230
 """Of the package, at most. Growth is not free: who needs more raises it, and says what it buys."""
 MAX_WIDTH = 120
 MAX_FILES = 17
