@@ -22,6 +22,7 @@ NAMES = {
     "dqn+rainbow": "Rainbow",
     "crossq": "CrossQ",
     "boot-dqn": "BootDQN",
+    "pqn+400k": "PQN-400k",
     "recurrentppo": "RecurrentPPO",
     "ppo+lstm": "PPO-LSTM",
 }
