@@ -145,8 +145,9 @@ MINATAR = Suite(
      ("penstock/pqn+400k", "penstock/dqn"), ("penstock/ppo", "sb3/ppo")),
     "late",
     "DQN as in `curves.py`, equal on both sides: Obando-Ceron and Castro 2021 but for a hidden layer of 128 and epsilon's fall. Rainbow: "
-    "preset rainbow/MinAtar. PQN: preset penstock.envs.minatar:*, made for fifty times the steps, with 16 slots x 16 rows and minibatches "
-    "of 64 (chosen on breakout); PQN-400k: with 32 slots, and twice the steps, in a fifth of DQN's CPU seconds. PPO, equal on both "
+    "preset rainbow/MinAtar. PQN: preset penstock.envs.minatar:*, made for fifty times the steps, with a first step size of 1e-3 and "
+    "16 slots x 16 rows in minibatches of 32; PQN-400k: with 32 slots, and twice the steps, in a fifth of DQN's CPU seconds (chosen on "
+    "breakout, asterix and freeway, one or two seeds each). PPO, equal on both "
     "sides: rl-baselines3-zoo's settings for Atari (8 x 128, 4 epochs, minibatches of 256, entropy 0.01, a step size that falls to 0) "
     "with a first step size of 1e-3 and a clip of 0.2, on the network of DQN. A score is the mean return of the training episodes of the "
     "last tenth of the steps.",
@@ -157,8 +158,8 @@ MINATAR = Suite(
             "gradient_steps": 1, "gamma": 0.99, "target_update_interval": 1_000, "exploration_fraction": 0.05,
             "exploration_final_eps": 0.01, "policy_kwargs": {"net_arch": [128], "optimizer_kwargs": {"eps": 3.125e-4}}}),
         Entry("penstock", "dqn+rainbow", {"preset": "dqn/rainbow/MinAtar"}),
-        Entry("penstock", "pqn", {"sampler.B": 16, "sampler.T": 16, "algo.minibatch": 64}),
-        Entry("penstock", "pqn+400k", {"sampler.B": 32}, 400_000),
+        Entry("penstock", "pqn", {"sampler.B": 16, "sampler.T": 16, "algo.minibatch": 32, "algo.lr": "linear(1e-3, 0)"}),
+        Entry("penstock", "pqn+400k", {"sampler.B": 32, "algo.lr": "linear(1e-3, 0)"}, 400_000),
         Entry("penstock", "ppo", {"preset": "", **MINATAR_PPO}),
         Entry("sb3", "ppo", {"n_envs": 8, "n_steps": 128, "learning_rate": "lin_0.001", "n_epochs": 4, "batch_size": 256,
                              "ent_coef": 0.01, "policy_kwargs": {"net_arch": [128], "activation_fn": "relu"}}),

@@ -64,9 +64,9 @@ def curve(name: str, who: str, python: str, folder: str, seed: int) -> list[floa
         done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, timeout=1800)
         if done.returncode:
             raise SystemExit(f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-        files = [np.loadtxt(file, ndmin=2) for file in Path(episodes).iterdir() if file.stat().st_size]
-    training = sorted(files, key=lambda rows: rows[-1, 0])[-B:]  # the rest are evaluations
-    rows = np.concatenate(training)
+        files = [np.loadtxt(file, ndmin=2) for file in sorted(Path(episodes).iterdir()) if file.stat().st_size]
+    # Environments of evaluations are made later, and those that are looked at before the run are stepped a little.
+    rows = np.concatenate([rows for rows in files if rows[-1, 0] > STEPS / B / 2][:B])
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     ended, returns = rows[:, 0] * B, rows[:, 1]
     return [float(returns[ended <= place][-LAST:].mean()) for place in np.linspace(0, STEPS, PLACES + 1)[1:]]

@@ -1,12 +1,14 @@
 """CartPole-v1 that writes its episodes down, for `ways_in.py`: `gym.make("episodes:Recorded-v0")`, or the function `make`.
 
-Each environment appends to a file of its own in $EPISODES: the number of its steps, and the return of the episode that ended.
+Each environment appends to a file of its own in $EPISODES, whose name begins with the time it was made at: the number of its steps,
+and the return of the episode that ended.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from typing import Any
 
 try:
@@ -18,7 +20,7 @@ except ImportError:
 class Recorded(gym.Wrapper):
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        handle, path = tempfile.mkstemp(dir=os.environ["EPISODES"])
+        handle, path = tempfile.mkstemp(prefix=f"{time.time_ns()}-", dir=os.environ["EPISODES"])
         os.close(handle)
         self._path, self._steps, self._return = path, 0, 0.0
 
