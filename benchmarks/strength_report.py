@@ -21,7 +21,9 @@ LIBRARIES = {"penstock": "penstock", "sb3": "SB3", "contrib": "sb3-contrib", "sb
 NAMES = {
     "dqn+rainbow": "Rainbow",
     "crossq": "CrossQ",
+    "crossq+256": "CrossQ-256",
     "boot-dqn": "BootDQN",
+    "pqn+400k": "PQN-400k",
     "recurrentppo": "RecurrentPPO",
     "ppo+lstm": "PPO-LSTM",
 }
