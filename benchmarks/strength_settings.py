@@ -204,7 +204,7 @@ MUJOCO = Suite(
     "last",
     "Ours with the presets, and where there is none (CrossQ, TQC) the defaults with an update at every step; the peers with "
     "rl-baselines3-zoo's settings of version 4 of these environments (SAC, TQC, CrossQ: the defaults). CrossQ-256: critics as wide "
-    "as SAC's, since those of 1,024 units take an hour a run here. All off-policy ones begin with 10,000 random steps. A score is the "
+    "as SAC's, since a run with those of 1,024 units would take over an hour here. All off-policy ones begin with 10,000 random steps. A score is the "
     "mean return of 10 deterministic episodes of the last policy.",
     plays=10,
 )  # fmt: skip
@@ -295,8 +295,8 @@ NOTES: dict[str, str] = {
     "every 8 steps with noise of gSDE, for 46 times the CPU seconds; our preset was made for 100,000 steps, in batches of 1,024.",
     "minatar": "One seed each, so no claim of the table's kind is made. DQN beside PQN at equal steps trains on each row eight times; in a "
     "fifth to a quarter of its CPU seconds PQN-400k is ahead in all five games.",
-    "mujoco": "One seed each. CrossQ-256 has more than twice SAC's return on all three, for two to three times the CPU seconds: batch "
-    "normalisation of both halves of a batch of 512.",
+    "mujoco": "One seed each. CrossQ-256 has more than twice SAC's return on all three, for two to three times the CPU seconds. TQC was "
+    "run on Hopper alone, beside other work.",
     "bsuite": "bandit/0: PQN takes the second best arm (0.78) from step 2,000 to 4,500. Epsilon has fallen by 2,000; that its updates are "
     "too few by then is a guess. PPO of ours updates twice as often a step here as SB3's, since every other row of one-step episodes is a "
     "reset row and its batches are cut by rows.",
