@@ -204,8 +204,8 @@ MUJOCO = Suite(
     "last",
     "Ours with the presets, and where there is none (CrossQ, TQC) the defaults with an update at every step; the peers with "
     "rl-baselines3-zoo's settings of version 4 of these environments (SAC, TQC, CrossQ: the defaults). CrossQ-256: critics as wide "
-    "as SAC's, since a run with those of 1,024 units would take over an hour here. All off-policy ones begin with 10,000 random steps. A score is the "
-    "mean return of 10 deterministic episodes of the last policy.",
+    "as SAC's, since a run with those of 1,024 units would take over an hour here. All off-policy ones begin with 10,000 random steps. "
+    "A score is the mean return of 10 deterministic episodes of the last policy.",
     plays=10,
 )  # fmt: skip
 
