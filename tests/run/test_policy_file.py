@@ -22,7 +22,6 @@ from penstock.core.tree import tree_leaves, tree_map
 from penstock.learn.policy_set import parameters
 
 NET = ps.Net(hidden=(8,))
-DRAWS = "_predictions"
 ALONE: dict[str, tuple[str, Any]] = {
     "PPO, normalised": ("CartPole-v1", ps.PPO(net=ps.Net(hidden=(8,), normalize_obs=True, normalize_reward=True))),
     "PPO, LSTM": (
@@ -59,7 +58,7 @@ def built(env: str, algo: Any) -> Any:
 def same(one: ps.Policy, other: ps.Policy) -> None:
     obs = tree_map(lambda leaf: np.stack([leaf.null() + leaf.null().dtype.type(i) for i in range(2)]), one.spec.obs)
     for deterministic in (True, False):
-        vars(one)[DRAWS] = vars(other)[DRAWS] = 0  # draws are a function of the seed and their number
+        one.predictions = other.predictions = 0  # draws are a function of the seed and their number
         first, second = one.predict(obs, deterministic=deterministic), other.predict(obs, deterministic=deterministic)
         for x, y in zip(tree_leaves(first), tree_leaves(second), strict=True):
             np.testing.assert_array_equal(x, y)
