@@ -62,7 +62,16 @@ RUNS: dict[str, tuple[Any, Any]] = {
     "pqn": (CartPole, ps.PQN(epochs=3, minibatch=32, net=SMALL)),
     "dqn": (CartPole, ps.DQN(**REPLAY, epsilon=0.1, replay=HELD)),
     "sac": (Reach, ps.SAC(**REPLAY, replay=HELD)),
-    "fast-sac": (Reach, ps.SAC(**REPLAY, replay=HELD, distributional="c51", policy_delay=2, clipped_double=False)),
+    "fast-sac": (
+        Reach,
+        ps.SAC(
+            **{**REPLAY, "net": ps.Net(hidden=(16,), normalize_obs=True)},
+            replay=HELD,
+            distributional="c51",
+            policy_delay=2,
+            clipped_double=False,
+        ),
+    ),
     "fast-td3": (
         Reach,
         ps.TD3(**REPLAY, replay=HELD, distributional="c51", exploration_noise_low=0.01, target_actor=False, n_step=3),

@@ -26,7 +26,7 @@ from penstock.learn.policy import Policy
 from penstock.learn.policy_set import AnyPolicy, PolicySet
 from penstock.learn.rows.minibatch import minibatches, to_device
 from penstock.learn.rows.postprocess import as_tensors
-from penstock.learn.rows.torch_memory import TorchMemory, batch_on_device
+from penstock.learn.rows.torch_memory import batch_on_device
 from penstock.learn.step.gradients import read, wide
 from penstock.replay.replay import Replay, SampledUnits
 
@@ -170,18 +170,13 @@ def train_on_replay(policy: Policy, batch: SampleBatch, env_steps: int | None = 
     if schedule is None or not isinstance(batch, SampleBatch) or 0 in batch.valid.shape:
         check_given(policy, batch, "train_on_replay")
     assert schedule is not None
-    agent, replay, device = policy.agent, schedule.replay, policy.device
-    if replay.settings.device == "learner":
-        arrays, tensors = batch_on_device(batch, replay.device_memory, device)
-    else:
-        arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
-        tensors = as_tensors(arrays, _CPU)
+    agent, replay = policy.agent, schedule.replay
+    arrays, tensors = _as_kept(policy, replay, batch)
     _look_at_images(policy, tensors)
     if schedule.whole:
         schedule.collected += policy.of_all(batch.env_steps)
     else:
-        schedule.collected += replay.append(arrays, agent.terminal(tensors).cpu().numpy())
-        policy.observe(tensors if tensors.valid.device == device else as_tensors(batch, device))
+        schedule.collected += _append(policy, replay, batch, arrays, tensors)
     steps: list[Mapping[str, Tensor]] = []
     due, rng = schedule.due(), schedule.rng
     if due or policy.renews_noise:
@@ -280,13 +275,22 @@ def _require_minibatch(steps: int, needed: int, batch_size: int) -> None:
 def _append_each(policy: Policy, replay: Replay, sampler: Any) -> None:
     """Appends every episode of the sampler's dataset, each once; the agent's statistics see them too."""
     for batch in sampler.dataset.each_once():
-        if replay.settings.device == "learner":
-            arrays, tensors = batch_on_device(batch, replay.device_memory, policy.device)
-        else:
-            arrays = as_arrays(batch)
-            tensors = as_tensors(arrays, policy.device)
-        replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())
-        policy.observe(tensors)
+        _append(policy, replay, batch, *_as_kept(policy, replay, batch))
+
+
+def _as_kept(policy: Policy, replay: Replay, batch: SampleBatch) -> tuple[SampleBatch, SampleBatch]:
+    """A batch as the replay keeps it, on the host or on the learner's device, and as tensors there."""
+    if replay.settings.device == "learner":
+        return batch_on_device(batch, replay.device_memory, policy.device)
+    arrays = batch if isinstance(batch.valid, np.ndarray) else as_arrays(batch)
+    return arrays, as_tensors(arrays, _CPU)
+
+
+def _append(policy: Policy, replay: Replay, batch: SampleBatch, arrays: SampleBatch, tensors: SampleBatch) -> int:
+    """Appends a batch in both forms of `_as_kept`; the agent's statistics see it, too. Returns its valid rows."""
+    added = replay.append(arrays, policy.agent.terminal(tensors).cpu().numpy())
+    policy.observe(tensors if tensors.valid.device == policy.device else as_tensors(batch, policy.device))
+    return added
 
 
 def _look_at_images(policy: Policy, batch: SampleBatch) -> None:
@@ -323,8 +327,8 @@ def samples(policy: Policy, count: int, rng: np.random.Generator) -> Iterator[tu
         return iter(())
     away = device.type != "cpu"
     ready = functools.partial(to_device, device=device) if away else torch.from_numpy
-    if schedule.replay.settings.device == "learner":
-        ready = TorchMemory(device).send  # of the parts that are no tensors there yet
+    if (memory := schedule.replay.device_memory) is not None and schedule.replay.settings.device == "learner":
+        ready = memory.send  # of the parts that are no tensors there yet
     return schedule.replay.samples(
         count,
         schedule.batch_size,

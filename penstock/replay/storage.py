@@ -243,7 +243,7 @@ class Storage:
 
     def obs(self, at: Rows) -> Tree:
         """[*N, *O]."""
-        at = at if self._memory is None else self._memory.send(at)
+        at = self._sent(at)
         return tree_unflatten(self._structures["obs"], [x.read(at) for x in self._obs.values()])
 
     def seen_after(self, path: str, t: Rows, b: Rows) -> Array:
@@ -253,7 +253,7 @@ class Storage:
 
     def prev_action(self, at: Rows) -> Tree:
         """[*N, *A] chosen at the rows before."""
-        at = at if self._memory is None else self._memory.send(at)
+        at = self._sent(at)
         return tree_unflatten(self._structures["action"], [x.read(at) for x in self._action])
 
     def prev_reward(self, at: Rows) -> Array:
@@ -349,7 +349,7 @@ class Storage:
         return [*map(self._sent, (*obs, *tree_leaves(batch.prev_action))), batch.prev_reward, batch.first]
 
     def _sent(self, x: Any) -> Any:
-        """The array where observations and actions lie."""
+        """An array as a tensor where observations and actions lie, unless they lie on the host."""
         return x if self._memory is None else self._memory.send(x)
 
     def _write_flags(self, gap: int, batch: SampleBatch, ends: Array) -> None:
