@@ -64,6 +64,36 @@ def test_a_record_counts_the_steps_and_episodes_of_all_environments(loaded: Any)
     assert record.late(7) == 3.0 and record.late(20) is None
 
 
+def test_sums_of_bsuite_leave_out_episodes_that_have_not_ended(loaded: Any) -> None:
+    tasks = loaded("tasks")
+
+    class Walk(tasks.Bsuite):
+        """Steps that pay -1, which the sums count at once."""
+
+        def __init__(self, length: int) -> None:
+            self.name, self.raw, self.length, self.t, self.total = "mountain_car/0", self, length, 0, 0.0
+
+        def bsuite_info(self) -> dict[str, float]:
+            return {"raw_return": self.total}
+
+        def reset(self, **_: Any) -> Any:
+            self.t = 0
+            return 0, {}
+
+        def step(self, action: int) -> Any:
+            self.t, self.total = self.t + 1, self.total - 1.0
+            return 0, -1.0, self.t == self.length, False, {}
+
+    record = tasks.Record()
+    envs = [tasks.Recorded(Walk(length), record) for length in (2, 3, 100)]
+    for _ in range(4):
+        for env in envs:
+            if env.step(0)[2]:
+                env.reset()
+    # Two episodes of 2 steps and one of 3; a running one of 1 step, and one of 4.
+    assert tasks.bsuite_measure("mountain_car/0", record) == {"x": pytest.approx((-100 + 7 / 3) / 1000)}
+
+
 def rows(**scores: list[float]) -> list[dict[str, Any]]:
     return [
         {"task": "classic/CartPole-v1", "library": name, "algo": "random" if name == "random" else "ppo", "seed": seed, "last": last,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -28,9 +28,8 @@ class Record:
         """(environment steps so far, return)."""
         self.episodes = episodes
         """How many count; later ones are not recorded."""
-        self.envs: list[Bsuite] = []
-        self.infos: list[dict[str, float]] = []
-        """bsuite's own sums of each of them, after the last episode that counts."""
+        self.bsuite: list[Recorded] = []
+        """Environments of bsuite."""
         self.solved_at: int | None = None
         """The first episode after which the share of bad ones is below deep sea's threshold."""
 
@@ -54,11 +53,14 @@ class Record:
 class Recorded(gym.Wrapper):  # pyright: ignore[reportMissingTypeArgument]
     """An environment whose steps and returns are recorded."""
 
+    info: Mapping[str, float] = {}
+    """bsuite's own sums after the last episode that ended and counts: sums of steps know no end of an episode."""
+
     def __init__(self, env: gym.Env[Any, Any], record: Record) -> None:
         super().__init__(env)
         self._record, self._return = record, 0.0
         if isinstance(env, Bsuite):
-            record.envs.append(env)
+            record.bsuite.append(self)
 
     def reset(self, **kwargs: Any) -> Any:
         self._return = 0.0
@@ -72,8 +74,9 @@ class Recorded(gym.Wrapper):  # pyright: ignore[reportMissingTypeArgument]
             self._return += float(row[1])
             if row[2] or row[3]:
                 record.ends.append((record.steps, self._return))
-                if record.envs:
-                    _ended(record)
+                if isinstance(self.env, Bsuite):
+                    self.info = dict(self.env.raw.bsuite_info())
+                    _ended(record, self.env.name)
         return row
 
 
@@ -152,14 +155,12 @@ class Bsuite(gym.Env[Any, Any]):
         return np.asarray(row.observation, np.float32).reshape(-1).copy()
 
 
-def _ended(record: Record) -> None:
+def _ended(record: Record, name: str) -> None:
     """Notes when deep sea is solved (`deep_sea/analysis.py`, find_solution; 0.8 and from episode 100 on if stochastic)."""
-    name, episodes = record.envs[0].name, len(record.ends)
-    if record.full:
-        record.infos = [dict(env.raw.bsuite_info()) for env in record.envs]
+    episodes = len(record.ends)
     if record.solved_at is None and name.startswith("deep_sea"):
         stochastic = name.startswith("deep_sea_stochastic")
-        bad = sum(env.raw.bsuite_info()["total_bad_episodes"] for env in record.envs) / episodes
+        bad = sum(env.info.get("total_bad_episodes", 0) for env in record.bsuite) / episodes
         if bad < (0.8 if stochastic else 0.9) and episodes >= 100 * stochastic:
             record.solved_at = episodes
 
@@ -171,7 +172,7 @@ def bsuite_measure(name: str, record: Record) -> dict[str, float]:
     `analysis.py` of each experiment in bsuite 0.3.6.
     """
     experiment, episodes = name.partition("/")[0], len(record.ends)
-    infos = record.infos or [env.raw.bsuite_info() for env in record.envs]  # the steps ended before the episodes
+    infos = [env.info for env in record.bsuite if env.info]
     total = {key: sum(info[key] for info in infos) for key in infos[0]}
     base = experiment.removesuffix("_noise").removesuffix("_scale")
     if base in ("catch", "bandit"):
@@ -190,7 +191,8 @@ def bsuite_measure(name: str, record: Record) -> dict[str, float]:
         return {"x": (-100 - total["raw_return"] / episodes) / 1000}
     if base == "discounting_chain":
         return {"x": sum(r for _, r in record.ends) / episodes}
-    found, size = record.solved_at, record.envs[0].raw._size  # deep_sea, deep_sea_stochastic
+    env: Any = record.bsuite[0].env
+    found, size = record.solved_at, env.raw._size  # deep_sea, deep_sea_stochastic
     return {"x": float(found or -1), "good": float(found is not None and found < 2**size + 100)}
 
 
