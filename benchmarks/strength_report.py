@@ -23,7 +23,7 @@ NAMES = {
     "crossq": "CrossQ",
     "crossq+256": "CrossQ-256",
     "boot-dqn": "BootDQN",
-    "pqn+300k": "PQN-300k",
+    "pqn+320k": "PQN-320k",
     "pqn+400k": "PQN-400k",
     "recurrentppo": "RecurrentPPO",
     "ppo+lstm": "PPO-LSTM",

@@ -142,7 +142,7 @@ MINATAR = Suite(
     "minatar",
     tuple(Task(game, 200_000) for game in GAMES),
     (("penstock/dqn", "sb3/dqn"), ("penstock/dqn+rainbow", "sb3/dqn"), ("penstock/pqn", "penstock/dqn"),
-     ("penstock/pqn+300k", "penstock/dqn"), ("penstock/pqn+400k", "penstock/dqn"), ("penstock/ppo", "sb3/ppo")),
+     ("penstock/pqn+320k", "penstock/dqn"), ("penstock/pqn+400k", "penstock/dqn"), ("penstock/ppo", "sb3/ppo")),
     "late",
     "DQN as in `curves.py`, equal on both sides: Obando-Ceron and Castro 2021 but for a hidden layer of 128 and epsilon's fall. Rainbow: "
     "preset rainbow/MinAtar. PQN: preset penstock.envs.minatar:*, made for fifty times the steps, with a first step size of 1e-3 and "
@@ -160,7 +160,7 @@ MINATAR = Suite(
         Entry("penstock", "dqn+rainbow", {"preset": "dqn/rainbow/MinAtar"}),
         Entry("penstock", "pqn", {"sampler.B": 16, "sampler.T": 16, "algo.minibatch": 32, "algo.lr": "linear(1e-3, 0)"}),
         Entry("penstock", "pqn+400k", {"sampler.B": 32, "algo.lr": "linear(1e-3, 0)"}, 400_000),
-        Entry("penstock", "pqn+300k", {"sampler.B": 32, "algo.lr": "linear(1e-3, 0)"}, 300_000),
+        Entry("penstock", "pqn+320k", {"sampler.B": 32, "algo.lr": "linear(1e-3, 0)"}, 320_000),
         Entry("penstock", "ppo", {"preset": "", **MINATAR_PPO}),
         Entry("sb3", "ppo", {"n_envs": 8, "n_steps": 128, "learning_rate": "lin_0.001", "n_epochs": 4, "batch_size": 256,
                              "ent_coef": 0.01, "policy_kwargs": {"net_arch": [128], "activation_fn": "relu"}}),
