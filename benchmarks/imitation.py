@@ -34,11 +34,11 @@ RUNS: dict[str, dict[str, tuple[Any, Any, int]]] = {
         "dagger": (ps.DAgger(), ps.SerialSampler(T=32, B=8), 5_000),
     },
     "Pendulum-v1": {
-        "bc": (ps.BC(lr="linear(1e-3, 0)", net=PENDULUM), None, 200_000),
+        "bc": (ps.BC(lr="linear(1e-3, 0)", net=PENDULUM), None, 2_000_000),
         "gail": (
             ps.GAIL(lr="linear(1e-3, 0)", minibatch=256, discount=0.95, net=PENDULUM),
             ps.SerialSampler(T=64, B=16),
-            100_000,
+            300_000,
         ),
         "dagger": (ps.DAgger(lr="linear(1e-3, 0)", net=PENDULUM), ps.SerialSampler(T=50, B=8), 10_000),
     },
