@@ -247,6 +247,7 @@ def draw_radar(results: Results) -> None:
                 axes.plot(np.append(angles, angles[0]), np.append(values, values[0]), **look)
                 axes.fill(angles, values, color=look["color"], alpha=0.08)
             axes.set_xticks(angles, [tag.replace(" ", "\n") for tag in scores])
+            axes.tick_params(axis="x", pad=9)
             axes.set_yticks([0.25, 0.5, 0.75, 1.0], ["", "0.5", "", "1"])
             axes.set_ylim(0, 1)
         names = [(title(entry), curve_look(i, len(shown_entries))) for i, entry in enumerate(shown_entries)]
@@ -290,7 +291,7 @@ def draw_comparisons(found: Sequence[tuple[Suite, Comparison]]) -> None:
         labels = [f"{suite.name}: {title(one.ours)}, {title(one.peer)}" for suite, one in found]
         left.set_yticks(range(len(found)), labels)
         left.set_ylim(len(found) - 0.4, -0.6)
-        left.set_xlabel("Scaled score, interquartile mean: first ours (blue), below it the peer's")
+        left.set_xlabel("Scaled scores: ours above (blue), the peer's below")
         right.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
         right.set(xlim=(-0.02, 1.02), xlabel="P(ours > peer)")
         for axes in (left, right):
