@@ -229,10 +229,10 @@ RADARS = (("penstock/ppo", "sb3/ppo"), ("penstock/dqn", "penstock/pqn", "penstoc
 
 
 def draw_radar(results: Results) -> None:
-    """results/strength-bsuite.png: tags of bsuite around a circle, of the entries that share at least three."""
+    """results/strength-bsuite.png: tags of bsuite around a circle, of the entries that share at least five."""
     run = [[entry for entry in entries if entry in results.by_entry] for entries in RADARS]
     panels = [
-        (entries, scores) for entries in run if len(scores := tag_scores(results, entries)) >= 3 and len(entries) > 1
+        (entries, scores) for entries in run if len(scores := tag_scores(results, entries)) >= 5 and len(entries) > 1
     ]
     if not panels:
         return
@@ -247,7 +247,7 @@ def draw_radar(results: Results) -> None:
                 axes.plot(np.append(angles, angles[0]), np.append(values, values[0]), **look)
                 axes.fill(angles, values, color=look["color"], alpha=0.08)
             axes.set_xticks(angles, [tag.replace(" ", "\n") for tag in scores])
-            axes.tick_params(axis="x", pad=9)
+            axes.tick_params(axis="x", pad=5)
             axes.set_yticks([0.25, 0.5, 0.75, 1.0], ["", "0.5", "", "1"])
             axes.set_ylim(0, 1)
         names = [(title(entry), curve_look(i, len(shown_entries))) for i, entry in enumerate(shown_entries)]
