@@ -94,6 +94,31 @@ def test_sums_of_bsuite_leave_out_episodes_that_have_not_ended(loaded: Any) -> N
     assert tasks.bsuite_measure("mountain_car/0", record) == {"x": pytest.approx((-100 + 7 / 3) / 1000)}
 
 
+def test_deep_sea_is_solved_by_the_episodes_of_all_environments(loaded: Any) -> None:
+    tasks = loaded("tasks")
+
+    class Sea(tasks.Bsuite):
+        """Episodes of one step, bad or not as told."""
+
+        def __init__(self, *bad: bool) -> None:
+            self.name, self.raw, self._size, self._bad, self.t = "deep_sea/0", self, 3, bad, 0
+
+        def bsuite_info(self) -> dict[str, int]:
+            return {"total_bad_episodes": sum(self._bad[: self.t])}
+
+        def step(self, action: int) -> Any:
+            self.t += 1
+            return 0, 0.0, True, False, {}
+
+    record = tasks.Record()
+    one, other, _ = (tasks.Recorded(Sea(*bad), record) for bad in ((True, True, True), (True, False), (False,)))
+    for env in (one, other, one, one):
+        env.step(0)
+    assert record.solved_at is None  # four bad ones; the third environment has played none
+    other.step(0)
+    assert record.solved_at == 5 and tasks.bsuite_measure("deep_sea/0", record) == {"x": 5.0, "good": 1.0}
+
+
 def rows(**scores: list[float]) -> list[dict[str, Any]]:
     return [
         {"task": "classic/CartPole-v1", "library": name, "algo": "random" if name == "random" else "ppo", "seed": seed, "last": last,
